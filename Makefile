@@ -1,0 +1,41 @@
+# Needs only Python (3.11 or newer) and make. `make setup` builds .venv; everything else runs inside it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# One BLAS thread: the kernels are compared and tested one thread at a time, and runs repeat to the byte.
+export OPENBLAS_NUM_THREADS := 1
+export OMP_NUM_THREADS := 1
+
+.PHONY: setup demo test lint types check benchmarks clean
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "toffee_dist needs Python 3.11 or newer; try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/python jobs/demo.py
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+check: lint types
+
+test: check
+	$(BIN)/python -m pytest
+
+benchmarks: setup
+	$(BIN)/python benchmarks/solver.py
+	$(BIN)/python benchmarks/quality.py
+	$(BIN)/python benchmarks/rhythm.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

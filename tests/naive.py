@@ -1,0 +1,123 @@
+"""Slow and obvious twins of the fast code: loops and dense algebra, formula by formula."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+def tproduct(A: Array, B: Array) -> Array:
+    """C(:,:,t) = Σ_s A(:,:,s) B(:,:,t−s mod T), by loops."""
+    T = A.shape[2]
+    C = np.zeros((A.shape[0], B.shape[1], T))
+    for t, s in product(range(T), range(T)):
+        C[:, :, t] += A[:, :, s] @ B[:, :, (t - s) % T]
+    return C
+
+
+def ttranspose(A: Array) -> Array:
+    """Transpose every snapshot and reverse snapshots 1 … T−1."""
+    T = A.shape[2]
+    return np.stack([A[:, :, -t % T].T for t in range(T)], axis=2)
+
+
+def tensor(
+    source: Any,
+    target: Any,
+    step: Any,
+    weight: Any,
+    n: int,
+    T: int,
+    directed: bool,
+    entry: str,
+    pair_weight: str,
+) -> Array:
+    """Build the dense n×n×T tensor, one event at a time."""
+    total, count = np.zeros((n, n, T)), np.zeros((n, n, T))
+    for i, j, t, w in zip(source, target, step, weight, strict=True):
+        cells = {(i, j), (j, i)} if not directed else {(i, j)}
+        for a, b in cells:
+            total[a, b, t] += w
+            count[a, b, t] += 1
+    X = {"binary": (count > 0).astype(float), "count": count, "sum": total}[entry]
+    for i, j in product(range(n), range(n)):
+        s = np.abs(X[i, j]).sum()
+        if s > 0:
+            X[i, j] *= {"raw": s, "log": np.log1p(s), "unit": 1.0}[pair_weight] / s
+    return X
+
+
+def slices(X: Array) -> Array:
+    """X_k = Σ_t X(:,:,t) exp(−2πi·k·t/T) for k = 0 … T//2, shape (F, n, n)."""
+    T = X.shape[2]
+    return np.stack(
+        [sum(X[:, :, t] * np.exp(-2j * np.pi * k * t / T) for t in range(T)) for k in range(T // 2 + 1)]
+    )
+
+
+def signal(hat: dict[int, Array], T: int) -> Array:
+    """z(t) = (1/T) Σ over all T frequencies, the missing ones zero, the upper half conjugate."""
+    out = []
+    for t in range(T):
+        total: Any = 0.0
+        for k, value in hat.items():
+            total = total + value * np.exp(2j * np.pi * k * t / T)
+            if k not in (0, T - k):
+                total = total + np.conj(value) * np.exp(2j * np.pi * (T - k) * t / T)
+        out.append(np.real(total) / T)
+    return np.stack(out)
+
+
+def objective(X: Array, A: Array, R: Array, reg_a: float, reg_r: float) -> float:
+    """½‖X − A R Aᴴ‖² + λ_A/2 ‖A‖² + λ_R/2 ‖R‖², dense."""
+    misfit = np.linalg.norm(X - A @ R @ A.conj().T) ** 2
+    return float(misfit + reg_a * np.linalg.norm(A) ** 2 + reg_r * np.linalg.norm(R) ** 2) / 2
+
+
+def best_core(X: Array, A: Array, reg_r: float) -> Array:
+    """Least squares for R with the Kronecker product: vec(A R Aᴴ) = (conj(A) ⊗ A) vec(R)."""
+    r = A.shape[1]
+    K = np.kron(A.conj(), A)
+    rows = np.vstack([K, np.sqrt(reg_r) * np.eye(r * r)])
+    right = np.concatenate([X.ravel(order="F"), np.zeros(r * r)])
+    return np.linalg.lstsq(rows, right)[0].reshape((r, r), order="F")
+
+
+def best_update(X: Array, A: Array, R: Array, reg_a: float) -> Array:
+    """Least squares for B in X ≈ B R Aᴴ and Xᴴ ≈ B Rᴴ Aᴴ together, with λ_A/2 ‖B‖²."""
+    right = np.hstack([R @ A.conj().T, R.conj().T @ A.conj().T, np.sqrt(reg_a) * np.eye(len(R))])
+    left = np.hstack([X, X.conj().T, np.zeros((len(X), len(R)))])
+    return np.linalg.lstsq(right.T, left.T)[0].T
+
+
+def als(X: Array, A: Array, reg_a: float, reg_r: float, iterations: int) -> list[float]:
+    """Return the objective after the first R and after every iteration."""
+    R = best_core(X, A, reg_r)
+    history = [objective(X, A, R, reg_a, reg_r)]
+    for _ in range(iterations):
+        A = best_update(X, A, R, reg_a)
+        R = best_core(X, A, reg_r)
+        history.append(objective(X, A, R, reg_a, reg_r))
+    return history
+
+
+def shrink(sigma: float, c: float) -> float:
+    """argmin_x ½(σ − x)² + c·x^{2/3} on a fine grid."""
+    x = np.linspace(0, sigma, 200_001)
+    return float(x[np.argmin((sigma - x) ** 2 / 2 + c * np.cbrt(x) ** 2)])
+
+
+def bound(X: Array, rank: int, reg_a: float, reg_r: float) -> float:
+    """The lower bound of the objective, from all singular values and the grid."""
+    sigma = np.linalg.svd(X, compute_uv=False)
+    c = 1.5 * 2 ** (-2 / 3) * reg_a ** (2 / 3) * reg_r ** (1 / 3)
+    total = 0.0
+    for s in sigma[:rank]:
+        x = shrink(float(s), c)
+        total += (s - x) ** 2 / 2 + c * np.cbrt(x) ** 2
+    return float(total + (sigma[rank:] ** 2).sum() / 2)

@@ -1,0 +1,294 @@
+"""`Toffee`: the estimator, in scikit-learn's manner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Literal, Self
+
+import numpy as np
+import polars as pl
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator
+
+from toffee_dist import embedding
+from toffee_dist.errors import ConfigError, InputError, NotFittedError
+from toffee_dist.frequencies import FrequencyChoice, choose_freqs, parse_freqs
+from toffee_dist.gauge import CommonBasis, common_basis
+from toffee_dist.solvers import SliceFactors, SliceReport, SolveOptions, solve_slices
+from toffee_dist.solvers.base import Precision, SolverName
+from toffee_dist.spectrum import count_freqs, node_energies
+from toffee_dist.tensor import Floats, as_tensor
+
+Gauge = Literal["canonical", "none"]
+
+
+class Toffee(BaseEstimator):  # type: ignore[misc]
+    """Embeddings of the nodes of a temporal graph (Toffee, CIKM '21).
+
+    Factorises the adjacency tensor, X ≈ A∗R∗Aᵀ under the t-product: in the Fourier domain along time, one
+    problem X_k ≈ A_k R_k A_kᴴ a frequency. `fit` solves what the embedding needs, which is one frequency
+    (a sum over time is the zero frequency); `trajectory`, `factors` and `score_pairs` solve the others
+    that they need when they are first asked for.
+
+    Parameters
+    ----------
+    rank
+        Length of a vector. Above the number of nodes, the spare columns are zero.
+    reg_a, reg_r
+        λ_A and λ_R; both positive or both zero (the paper's Toffee⁻).
+    solver
+        ``auto``, ``als`` (the paper's), ``closed_form`` or ``compressed``; see `SolveOptions`.
+    gauge
+        ``canonical``: axes from the singular vectors of the zero slice, comparable over time and seeds.
+        ``none``: the paper's raw A·R, whose axes are arbitrary.
+    reduce
+        What one vector a node sums over: ``sum``, ``last:N`` or ``decay:HALF_LIFE``, in steps.
+    freqs
+        Frequencies of the trajectory: ``auto``, ``all``, ``lowest:K`` or ``strongest:K``.
+    tol
+        A slice has converged when an iteration lowers its objective by less than this share of it.
+    max_iter
+        Iterations a slice at the most.
+    precision
+        ``single`` or ``double``, of n-sized arrays; r-sized algebra is always in double.
+    bound
+        Also compute each slice's lower bound, and report the gap to it.
+    seed
+        Of all random numbers; the same seed gives the same bytes.
+
+    Attributes
+    ----------
+    embedding_ : (n_nodes, rank) float32
+    embedding_target_ : (n_nodes, rank) float32
+        Directed graphs in the canonical gauge: the nodes in their role as targets.
+    fit_report_ : polars.DataFrame
+        A row a solved frequency: energy, objective, bound, gap, iterations, seconds, solver, converged.
+
+    Examples
+    --------
+    >>> from toffee_dist import TemporalTensor, Toffee
+    >>> X = TemporalTensor.from_events([0, 1, 2], [1, 2, 0], [0, 0, 1], directed=False)
+    >>> Toffee(rank=2).fit(X).embedding_.shape
+    (3, 2)
+    """
+
+    def __init__(
+        self,
+        rank: int = 128,
+        *,
+        reg_a: float = 0.01,
+        reg_r: float = 0.01,
+        solver: SolverName = "auto",
+        gauge: Gauge = "canonical",
+        reduce: str = "sum",
+        freqs: str = "auto",
+        tol: float = 1e-4,
+        max_iter: int = 100,
+        precision: Precision = "single",
+        bound: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.rank = rank
+        self.reg_a = reg_a
+        self.reg_r = reg_r
+        self.solver = solver
+        self.gauge = gauge
+        self.reduce = reduce
+        self.freqs = freqs
+        self.tol = tol
+        self.max_iter = max_iter
+        self.precision = precision
+        self.bound = bound
+        self.seed = seed
+
+    def fit(self, X: Any, y: None = None) -> Self:
+        """Learn the embedding.
+
+        Parameters
+        ----------
+        X
+            A `TemporalTensor`, or anything that `as_tensor` reads.
+        y
+            Ignored; there for scikit-learn.
+        """
+        options = self._options()
+        if self.gauge not in ("canonical", "none"):
+            raise ConfigError("gauge", got=repr(self.gauge), allowed="canonical, none")
+        parse_freqs(self.freqs)
+        tensor = as_tensor(X)
+        weights = embedding.step_weights(self.reduce, tensor.n_steps)
+        self._fitted_options = options
+        self._fitted_freqs = self.freqs
+        self._tensor = tensor
+        self._slices: dict[int, SliceFactors] = {}
+        self._basis_cache: CommonBasis | None = None
+        self._choice_cache: FrequencyChoice | None = None
+        if weights is None:
+            self._reduced = self._solve([0])[0]
+            basis = self._basis()
+        else:
+            # Fact 7: weights in time go in before the transform, so this is one slice again.
+            weighted = tensor.with_step_weights(weights)
+            self._reduced = next(solve_slices(weighted, [0], options))
+            basis = common_basis(self._reduced)
+        self._directed_embedding: NDArray[np.float32] | None = None
+        if self.gauge == "none":
+            self.embedding_ = embedding.raw_embedding(self._reduced)
+        else:
+            self.embedding_ = basis.embedding()
+            if tensor.directed:
+                self._directed_embedding = basis.embedding_target()
+        return self
+
+    @property
+    def embedding_target_(self) -> NDArray[np.float32]:
+        """The canonical embedding of the nodes as targets; for directed graphs."""
+        self._check_fitted()
+        if self._directed_embedding is None:
+            raise NotFittedError(
+                "embedding_target_",
+                got="an undirected graph" if not self._tensor.directed else f"gauge={self.gauge!r}",
+                allowed="a directed graph in the canonical gauge",
+                remedy="Use embedding_, where both roles are the same.",
+            )
+        return self._directed_embedding
+
+    @property
+    def fit_report_(self) -> pl.DataFrame:
+        """A row a solved frequency, in the order of k."""
+        self._check_fitted()
+        reports = {k: f.report for k, f in sorted(self._slices.items())}
+        rows = [
+            self._reduced.report,
+            *(r for r in reports.values() if r is not self._reduced.report),
+        ]
+        return pl.DataFrame([asdict(row) for row in rows], schema_overrides=_REPORT_SCHEMA)
+
+    @property
+    def freqs_(self) -> FrequencyChoice:
+        """The frequencies that the trajectory uses, their rhythms and their share of the energy."""
+        self._check_fitted()
+        if self._choice_cache is None:
+            self._choice_cache = choose_freqs(self._tensor, self._fitted_freqs, self._basis())
+        return self._choice_cache
+
+    def trajectory(self, nodes: ArrayLike | None = None, steps: ArrayLike | None = None) -> NDArray[Any]:
+        """Return a vector a step and node, (n_steps, n_nodes, rank), in the common basis.
+
+        Solves the frequencies of ``freqs`` that are not solved yet. Its sum over the steps is U·S of the
+        zero slice: the canonical embedding up to a scale of each column. With ``gauge="none"``, the
+        paper's raw inverse transform of A_k R_k.
+
+        Parameters
+        ----------
+        nodes, steps
+            Rows and steps wanted, default all.
+        """
+        self._check_fitted()
+        nodes = None if nodes is None else self._check_rows("nodes", nodes, self._tensor.n_nodes)
+        steps = None if steps is None else self._check_rows("steps", steps, self._tensor.n_steps)
+        slices = self._solve(self.freqs_.freqs)
+        V = None if self.gauge == "none" else self._basis().V
+        return embedding.trajectory(slices, V, self._tensor.n_steps, nodes, steps)
+
+    def factors(self, domain: Literal["time", "frequency"] = "time") -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return A and R, from all frequencies (solved now where they are not yet).
+
+        Parameters
+        ----------
+        domain
+            ``time``: A (n_steps, n_nodes, rank) and R (n_steps, rank, rank), real, X ≈ A∗R∗Aᵀ;
+            ``frequency``: A (n_freqs, …) and R (n_freqs, …), complex, X_k ≈ A_k R_k A_kᴴ.
+        """
+        self._check_fitted()
+        if domain not in ("time", "frequency"):
+            raise ConfigError("domain", got=repr(domain), allowed="time, frequency")
+        slices = self._solve(range(count_freqs(self._tensor.n_steps)))
+        if domain == "time":
+            return embedding.factors_in_time(slices, self._tensor.n_steps)
+        return np.stack([f.A for f in slices.values()]), np.stack([f.R for f in slices.values()])
+
+    def spectrum(self) -> Floats:
+        """Return the energy of every node at every frequency, (n_nodes, n_freqs); solves nothing."""
+        self._check_fitted()
+        return node_energies(self._tensor)
+
+    def score_pairs(self, source: ArrayLike, target: ArrayLike, step: int | None = None) -> Floats:
+        """Return the model's own score of links, entries of A∗R∗Aᵀ.
+
+        Parameters
+        ----------
+        source, target
+            Rows of the pairs.
+        step
+            A step, scored with the frequencies of ``freqs``; None sums over time as ``reduce`` says.
+        """
+        self._check_fitted()
+        i = self._check_rows("source", source, self._tensor.n_nodes)
+        j = self._check_rows("target", target, self._tensor.n_nodes)
+        if len(i) != len(j):
+            raise InputError("source and target", got=f"{len(i)} and {len(j)}", allowed="equal lengths")
+        if step is None:
+            return embedding.pair_scores({0: self._reduced}, i, j, self._tensor.n_steps, None)
+        self._check_rows("step", [step], self._tensor.n_steps)
+        slices = self._solve(self.freqs_.freqs)
+        return embedding.pair_scores(slices, i, j, self._tensor.n_steps, step)
+
+    def _options(self) -> SolveOptions:
+        return SolveOptions(
+            rank=self.rank,
+            reg_a=self.reg_a,
+            reg_r=self.reg_r,
+            solver=self.solver,
+            tol=self.tol,
+            max_iter=self.max_iter,
+            precision=self.precision,
+            seed=self.seed,
+            bound=self.bound,
+        )
+
+    def _solve(self, freqs: Sequence[int]) -> dict[int, SliceFactors]:
+        """Return these slices, solving the ones that are missing."""
+        missing = [k for k in freqs if k not in self._slices]
+        for factors in solve_slices(self._tensor, missing, self._fitted_options):
+            self._slices[factors.k] = factors
+        return {k: self._slices[k] for k in freqs}
+
+    def _basis(self) -> CommonBasis:
+        if self._basis_cache is None:
+            self._basis_cache = common_basis(self._solve([0])[0])
+        return self._basis_cache
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "_reduced"):
+            raise NotFittedError(
+                "this Toffee is not fitted",
+                got="no results yet",
+                allowed="results after fit(tensor)",
+            )
+
+    @staticmethod
+    def _check_rows(name: str, data: ArrayLike, size: int) -> NDArray[np.int64]:
+        rows = np.atleast_1d(np.asarray(data))
+        if rows.dtype.kind not in "iu" or rows.ndim != 1:
+            raise InputError(name, got=f"{rows.dtype} of shape {rows.shape}", allowed="integers")
+        wrong = (rows < 0) | (rows >= size)
+        if wrong.any():
+            raise InputError(name, got=rows[wrong][0], allowed=f"0 to {size - 1}")
+        return rows.astype(np.int64)
+
+
+_REPORT_SCHEMA: dict[str, Any] = {
+    "k": pl.Int64,
+    "energy": pl.Float64,
+    "objective": pl.Float64,
+    "bound": pl.Float64,
+    "gap": pl.Float64,
+    "iterations": pl.Int64,
+    "seconds": pl.Float64,
+    "solver": pl.String,
+    "converged": pl.Boolean,
+}
+if set(_REPORT_SCHEMA) != set(SliceReport.__dataclass_fields__):  # pragma: no cover
+    raise RuntimeError("the report schema and SliceReport differ")

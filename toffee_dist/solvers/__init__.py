@@ -1,0 +1,101 @@
+"""Solvers of one frequency slice, X_k ≈ A_k R_k A_kᴴ, behind one interface.
+
+A batch of frequencies is the unit of work: `solve_slices` transforms the tubes of its frequencies only,
+and every slice stops at its own convergence. Nothing here knows of Dask.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from toffee_dist.solvers.als import solve_als
+from toffee_dist.solvers.base import (
+    Operator,
+    SliceFactors,
+    SliceReport,
+    SolveOptions,
+    Solver,
+    SolverName,
+)
+from toffee_dist.solvers.closed_form import bound_slice, is_hermitian, solve_closed_form
+from toffee_dist.solvers.compressed import solve_compressed
+from toffee_dist.spectrum import iter_values, slice_matrix
+from toffee_dist.tensor import TemporalTensor
+
+__all__ = ["SliceFactors", "SliceReport", "SolveOptions", "solve_slice", "solve_slices"]
+
+SOLVERS: dict[SolverName, Solver] = {
+    "als": solve_als,
+    "closed_form": solve_closed_form,
+    "compressed": solve_compressed,
+}
+
+
+def solve_slices(
+    tensor: TemporalTensor, freqs: Sequence[int], options: SolveOptions
+) -> Iterator[SliceFactors]:
+    """Transform and solve a batch of frequencies, one at a time, in the order given."""
+    for k, values in iter_values(tensor, freqs):
+        yield solve_slice(slice_matrix(tensor, values), k, options)
+
+
+def solve_slice(matrix: Any, k: int, options: SolveOptions) -> SliceFactors:
+    """Solve one slice.
+
+    Parameters
+    ----------
+    matrix : (n, n) csr_matrix or ndarray, in double
+        X_k; real for k = 0 and Nyquist.
+    k
+        The frequency: it names the slice and, with the seed, its random numbers.
+    options
+        How to solve.
+    """
+    began = time.perf_counter()
+    n, rank = matrix.shape[0], options.rank
+    values = np.asarray(getattr(matrix, "data", matrix) if hasattr(matrix, "indptr") else matrix)
+    size = float(np.linalg.norm(values))
+    dtype = options.dtype if values.dtype.kind == "f" else np.result_type(options.dtype, np.complex64)
+    if size == 0:
+        bound = 0.0 if options.bound else None
+        report = SliceReport(k, 0.0, 0.0, bound, bound, 0, time.perf_counter() - began, "zero", True)
+        return SliceFactors(np.zeros((n, rank), dtype), np.zeros((rank, rank)), report)
+    # Solve X/c with ‖X/c‖ = 1, so that single precision serves weights of any size. With A = c^{1/3}·A',
+    # R = c^{1/3}·R' and λ = c^{4/3}·λ', the objective is c² times that of the scaled problem.
+    X = Operator((matrix / size).astype(dtype))
+    scaled = replace(
+        options,
+        rank=min(rank, n),
+        reg_a=options.reg_a / size ** (4 / 3),
+        reg_r=options.reg_r / size ** (4 / 3),
+    )
+    rng = np.random.default_rng([options.seed, k])
+    name = options.solver
+    if name == "auto":
+        # Complex slices of a real tensor are not Hermitian; real ones are if the graph is undirected.
+        name = "closed_form" if dtype.kind == "f" and is_hermitian(X) else "compressed"
+    solution = SOLVERS[name](X, scaled, rng)
+    bound = solution.bound
+    if bound is None and options.bound:
+        bound = bound_slice(X, scaled, rng)
+    A = np.zeros((n, rank), dtype)
+    A[:, : scaled.rank] = solution.A * options.dtype.type(np.cbrt(size))
+    R = np.zeros((rank, rank), solution.R.dtype)
+    R[: scaled.rank, : scaled.rank] = solution.R * np.cbrt(size)
+    report = SliceReport(
+        k=k,
+        energy=size**2,
+        objective=solution.objective * size**2,
+        bound=None if bound is None else bound * size**2,
+        gap=None if not bound else (solution.objective - bound) / bound,
+        iterations=solution.iterations,
+        seconds=time.perf_counter() - began,
+        solver=name,
+        converged=solution.converged,
+    )
+    return SliceFactors(A, R, report)

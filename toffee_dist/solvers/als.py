@@ -1,0 +1,136 @@
+"""Alternating least squares for X ≈ A R Aᴴ (the paper's solver, corrected), and its acceleration.
+
+    G = AᴴA
+    A ← (X A Rᴴ + Xᴴ A R) (R G Rᴴ + Rᴴ G R + λ_A I)⁻¹
+    R ← V [ (Vᴴ AᴴXA V)_ij / (w_i w_j + λ_R) ] Vᴴ,   G = V diag(w) Vᴴ
+
+X·A is computed once an iteration: it serves the R update, the objective and the next A update. No
+Kronecker product and no dense n×n is formed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from toffee_dist.solvers.base import Operator, Small, Solution, SolveOptions, Tall, gram, times
+
+# β grows by this much an iteration, up to the limit. Measured on slices of mathoverflow, email and
+# workplace: larger steps are rejected or overshoot from a good start, smaller ones only save less.
+MOMENTUM_STEP, MOMENTUM_LIMIT = 0.1, 0.9
+
+
+def solve_als(X: Operator, options: SolveOptions, rng: np.random.Generator) -> Solution:
+    """Solve a slice by plain ALS from a random start."""
+    return minimise(X, X.random(rng, options.rank), options, momentum=False)
+
+
+@dataclass(frozen=True, eq=False)
+class _State:
+    """A with everything that X·A gives: the best R, the objective and the Gram matrix."""
+
+    A: Tall
+    XA: Tall
+    G: Small
+    R: Small
+    objective: float
+
+
+def minimise(X: Operator, A: Tall, options: SolveOptions, *, momentum: bool = True) -> Solution:
+    """Run ALS from A until it converges.
+
+    Parameters
+    ----------
+    X, A
+        The slice and the n×r start.
+    options
+        Uses λ, ``tol`` and ``max_iter``.
+    momentum
+        Plain ALS converges slowly near the end, and its slow error modes come in pairs ±ρ: an update
+        fits the left A with the right one held, and the right with the left held, so errors swap
+        sides. Extrapolating from the last iterate (ρ > 0) therefore diverges; from the last but one
+        it works, as in Chebyshev's semi-iteration:
+
+            A_{j+1} = Y_j + β·(Y_j − A_{j−1}),   Y_j the plain update of A_j.
+
+        β grows while the objective falls, and is halved, with the plain step taken, when it would
+        not. Measured: 3 times fewer iterations on mathoverflow, 5 on workplace, to the same objective.
+
+    Notes
+    -----
+    The objective falls at every iteration, up to rounding.
+    """
+    state = _evaluate(X, A, options)
+    # Below this the objective is rounding error of ‖X‖².
+    floor = 4 * np.finfo(X.dtype).eps * X.norm2
+    converged = state.objective <= floor
+    previous: Tall | None = None
+    beta, iterations = 0.0, 0
+    while iterations < options.max_iter and not converged:
+        iterations += 1
+        plain = _update(X, state, options)
+        new = None
+        if momentum and previous is not None:
+            beta = min(beta + MOMENTUM_STEP, MOMENTUM_LIMIT)
+            new = _evaluate(X, _extrapolate(plain, previous, beta), options)
+            if not new.objective < state.objective:
+                new, beta = None, beta / 2
+        if new is None:
+            new = _evaluate(X, plain, options)
+        drop = state.objective - new.objective
+        previous, state = state.A, new
+        converged = drop <= options.tol * state.objective or state.objective <= floor
+    return Solution(state.A, state.R, state.objective, iterations, bool(converged))
+
+
+def _extrapolate(plain: Tall, previous: Tall, beta: float) -> Tall:
+    # Y + β·(Y − P) = (1+β)·Y − β·P, with one temporary.
+    scale = plain.real.dtype.type
+    mixed = plain * scale(1 + beta)
+    mixed -= previous * scale(beta)
+    return np.asarray(mixed)
+
+
+def _evaluate(X: Operator, A: Tall, options: SolveOptions) -> _State:
+    XA = X.apply(A)
+    G, C = gram(A, A), gram(A, XA)
+    R = best_core(G, C, options.reg_r, np.finfo(X.dtype).eps)
+    return _State(A, XA, G, R, objective(X.norm2, G, C, R, options))
+
+
+def best_core(G: Small, C: Small, reg_r: float, eps: float) -> Small:
+    """Return argmin_R ½‖X − A R Aᴴ‖² + λ_R/2 ‖R‖², from G = AᴴA and C = AᴴXA.
+
+    Directions in which A vanishes, to the rounding error `eps` of G, get no weight: λ_R = 0 is then a
+    pseudo-inverse.
+    """
+    w, V = np.linalg.eigh(G)
+    present = w > eps * w[-1]
+    w = np.where(present, w, 0.0)
+    scale = np.multiply.outer(w, w) + reg_r
+    usable = np.logical_and.outer(present, present)
+    inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=usable)
+    return np.asarray(V @ ((V.conj().T @ C @ V) * inverse) @ V.conj().T)
+
+
+def objective(norm2: float, G: Small, C: Small, R: Small, options: SolveOptions) -> float:
+    """Return f = ½(‖X‖² − 2·Re⟨R, AᴴXA⟩ + Re⟨R, G R G⟩) + λ_A/2 tr G + λ_R/2 ‖R‖²."""
+    misfit = norm2 - 2.0 * np.vdot(R, C).real + np.vdot(R, G @ R @ G).real
+    penalty = options.reg_a * np.trace(G).real + options.reg_r * np.vdot(R, R).real
+    return float(0.5 * (misfit + penalty))
+
+
+def _update(X: Operator, state: _State, options: SolveOptions) -> Tall:
+    """Return the A that minimises the objective with one of its two places held fixed."""
+    R, Rh = state.R, state.R.conj().T
+    N = R @ state.G @ Rh + Rh @ state.G @ R
+    # A ridge at the rounding error of the tall arrays: N is singular for λ = 0 and spare rank.
+    ridge = np.finfo(X.dtype).eps * np.trace(N).real / len(N)
+    N[np.diag_indices_from(N)] += options.reg_a + max(ridge, np.finfo(np.float64).tiny)
+    # [Rᴴ N⁻¹, R N⁻¹] = (N⁻¹ [R, Rᴴ])ᴴ: the inverse is folded into the small factors.
+    folded = np.linalg.solve(N, np.hstack([R, Rh]))
+    rank = len(R)
+    A = times(state.XA, folded[:, :rank].conj().T)
+    A += times(X.adjoint(state.A), folded[:, rank:].conj().T)
+    return A

@@ -1,0 +1,120 @@
+"""Compress, solve the small core, lift, polish.
+
+A two-sided Krylov basis Q = [U V] of the slice (block Golub-Kahan-Lanczos) holds nearly all that a
+rank-r factorisation can use. The core M = QᴴXQ is a small dense slice: solving it to convergence costs
+nothing that depends on n. A = Q·Â then needs few full ALS steps, where a random start needs dozens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from toffee_dist.solvers.als import minimise
+from toffee_dist.solvers.base import Operator, Small, Solution, SolveOptions, Tall, gram, times
+
+BLOCK = 8
+BASIS_SHARE = 2.0
+CORE_SHARE = 2.0
+WHOLE_SHARE = 4.0
+CORE_MAX_ITER = 100
+
+
+def solve_compressed(X: Operator, options: SolveOptions, rng: np.random.Generator) -> Solution:
+    """Solve a slice from a small core; a slice that is itself small is its own core."""
+    rank = options.rank
+    if X.n <= WHOLE_SHARE * rank:
+        return minimise(X, _leading_directions(X.dense(), rank).astype(X.dtype), options)
+    basis = krylov_basis(X, _columns(rank), rng)
+    core, K = basis.core(X, round(CORE_SHARE * rank))
+    start = np.eye(len(core), rank, dtype=core.dtype)
+    core_options = replace(options, max_iter=CORE_MAX_ITER)
+    small = minimise(Operator(core), start, core_options)
+    return minimise(X, basis.lift(K @ small.A), options)
+
+
+def _columns(rank: int) -> int:
+    return BLOCK * -(-round(BASIS_SHARE * rank) // BLOCK)
+
+
+def _leading_directions(M: Small, rank: int) -> Small:
+    """Return the leading eigenvectors of M Mᴴ + Mᴴ M: what both sides of M need most."""
+    _, vectors = np.linalg.eigh(M @ M.conj().T + M.conj().T @ M)
+    return vectors[:, ::-1][:, :rank]
+
+
+@dataclass(frozen=True, eq=False)
+class KrylovBasis:
+    """Orthonormal U (n×m) and V (n×(m+b)) with X·V[:, :m] = U B and Xᴴ·U = V L."""
+
+    U: Tall
+    V: Tall
+    B: Small
+    L: Small
+
+    def core(self, X: Operator, size: int) -> tuple[Small, Small]:
+        """Return M = QᴴXQ for an orthonormal Q = [U V]·K of `size` columns, and K.
+
+        Of [U V]ᴴ X [U V], three blocks follow from the recurrences; only Vᴴ X U needs the slice.
+        """
+        m = self.U.shape[1]
+        W_all = gram(self.V, self.U)
+        W, V = W_all[:m], self.V[:, :m]
+        eye = np.eye(m)
+        G = np.block([[eye, W.conj().T], [W, eye]])
+        C = np.block([[self.L.conj().T @ W_all, self.B], [gram(V, X.apply(self.U)), W @ self.B]])
+        w, Z = np.linalg.eigh(G)
+        # U and V overlap: drop the directions that they share to the rounding error of the basis.
+        kept = w > 1e-3
+        K = Z[:, kept] / np.sqrt(w[kept])
+        M = K.conj().T @ C @ K
+        P = _leading_directions(M, size)
+        return P.conj().T @ M @ P, K @ P
+
+    def lift(self, S: Small) -> Tall:
+        """Return [U V]·S."""
+        m = self.U.shape[1]
+        A = times(self.U, S[:m])
+        A += times(self.V[:, :m], S[m:])
+        return A
+
+
+def krylov_basis(X: Operator, columns: int, rng: np.random.Generator) -> KrylovBasis:
+    """Run block Golub-Kahan-Lanczos from a random block, with full orthogonalisation."""
+    U = np.empty((X.n, columns), X.dtype)
+    V = np.empty((X.n, columns + BLOCK), X.dtype)
+    B = np.zeros((columns, columns), np.result_type(X.dtype, np.float64))
+    L = np.zeros((columns + BLOCK, columns), B.dtype)
+    V[:, :BLOCK], _, _ = _orthonormalise(X.random(rng, BLOCK), V[:, :0], X, rng)
+    for start in range(0, columns, BLOCK):
+        now, after = start + BLOCK, start + 2 * BLOCK
+        block, following = slice(start, now), slice(now, after)
+        U[:, block], B[:start, block], B[block, block] = _orthonormalise(
+            X.apply(V[:, block]), U[:, :start], X, rng
+        )
+        V[:, following], L[:now, block], L[following, block] = _orthonormalise(
+            X.adjoint(U[:, block]), V[:, :now], X, rng
+        )
+    return KrylovBasis(U, V, B, L)
+
+
+def _orthonormalise(Y: Tall, basis: Tall, X: Operator, rng: np.random.Generator) -> tuple[Tall, Small, Small]:
+    """Return Q, c, S with Y = basis·c + Q·S, Q orthonormal and orthogonal to the basis.
+
+    Directions in which Y has nothing left are filled with random ones (and a zero row of S).
+    """
+    eps = np.finfo(Y.dtype).eps
+    size = float(np.linalg.norm(Y))
+    c = gram(basis, Y)
+    Y = Y - times(basis, c)
+    w, Z = np.linalg.eigh(gram(Y, Y))
+    alive = (w > 10 * eps * w[-1]) & (w > (10 * eps * size) ** 2)
+    root = np.sqrt(w[alive])
+    Q = times(Y, Z[:, alive] / root)
+    S = np.zeros(Z.shape, Z.dtype)
+    S[alive] = root[:, None] * Z[:, alive].conj().T
+    if not alive.all():
+        fresh, _, _ = _orthonormalise(X.random(rng, int((~alive).sum())), np.hstack([basis, Q]), X, rng)
+        Q = np.hstack([fresh, Q])
+    return Q, c, S
