@@ -85,14 +85,14 @@ def best_core(X: Array, A: Array, reg_r: float) -> Array:
     K = np.kron(A.conj(), A)
     rows = np.vstack([K, np.sqrt(reg_r) * np.eye(r * r)])
     right = np.concatenate([X.ravel(order="F"), np.zeros(r * r)])
-    return np.linalg.lstsq(rows, right)[0].reshape((r, r), order="F")
+    return np.asarray(np.linalg.lstsq(rows, right)[0]).reshape((r, r), order="F")
 
 
 def best_update(X: Array, A: Array, R: Array, reg_a: float) -> Array:
     """Least squares for B in X ≈ B R Aᴴ and Xᴴ ≈ B Rᴴ Aᴴ together, with λ_A/2 ‖B‖²."""
     right = np.hstack([R @ A.conj().T, R.conj().T @ A.conj().T, np.sqrt(reg_a) * np.eye(len(R))])
     left = np.hstack([X, X.conj().T, np.zeros((len(X), len(R)))])
-    return np.linalg.lstsq(right.T, left.T)[0].T
+    return np.asarray(np.linalg.lstsq(right.T, left.T)[0]).T
 
 
 def als(X: Array, A: Array, reg_a: float, reg_r: float, iterations: int) -> list[float]:

@@ -136,6 +136,11 @@ class Operator:
         # conj() of a real matrix is the matrix itself; of a complex one, a second value array.
         self._adjoint = matrix.T if self.dtype.kind == "f" else matrix.conj().T
 
+    @property
+    def real(self) -> type[np.floating[Any]]:
+        """The real scalar type of this precision."""
+        return np.finfo(self.dtype).dtype.type
+
     def apply(self, A: Tall) -> Tall:
         """Return X·A."""
         return np.asarray(self.matrix @ A)
