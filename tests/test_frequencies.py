@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given
+from planted import planted_graph
 
-from benchmarks.planted import planted_graph
 from tests import naive
 from tests.strategies import Events, events, random_tensor
 from toffee_dist import TemporalTensor, Toffee

@@ -164,7 +164,8 @@ class Operator:
 
 def gram(A: Tall, B: Tall) -> Small:
     """Return AᴴB in double (accumulated in the precision of the tall arrays)."""
-    product = A.conj().T @ B
+    # conj() copies: take it of the narrower one.
+    product = A.conj().T @ B if A.shape[1] <= B.shape[1] else (B.conj().T @ A).conj().T
     return product.astype(np.result_type(product.dtype, np.float64))
 
 

@@ -1,1 +1,0 @@
-"""Commands that print the figures of the README."""

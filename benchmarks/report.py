@@ -1,0 +1,41 @@
+"""What every benchmark does alike: one BLAS thread, best of several runs, a table and a JSON line."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from threadpoolctl import threadpool_limits
+
+T = TypeVar("T")
+
+
+def one_thread() -> None:
+    """Limit BLAS to one thread for the rest of the process."""
+    threadpool_limits(1)
+
+
+def timed(function: Callable[[], T], repeats: int = 1) -> tuple[float, T]:
+    """Return the shortest wall time of `repeats` calls, and the last result."""
+    best = float("inf")
+    for _ in range(repeats):
+        began = time.perf_counter()
+        result = function()
+        best = min(best, time.perf_counter() - began)
+    return best, result
+
+
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print rows as aligned columns."""
+    cells = [[str(cell) for cell in row] for row in [header, *rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    print(f"\n{title}")
+    for row in cells:
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+
+
+def print_json(result: object) -> None:
+    """Print the last line, for machines."""
+    print(json.dumps(result))
