@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # One BLAS thread: the kernels are compared and tested one thread at a time, and runs repeat to the byte.
-export OPENBLAS_NUM_THREADS := 1
-export OMP_NUM_THREADS := 1
+include deploy/worker.env
+export
 
 .PHONY: setup demo test lint types check benchmarks clean
 
@@ -36,6 +36,7 @@ benchmarks: setup
 	$(BIN)/python benchmarks/solver.py
 	$(BIN)/python benchmarks/quality.py
 	$(BIN)/python benchmarks/rhythm.py
+	$(BIN)/python benchmarks/defaults.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -52,12 +52,12 @@ class Split:
 
     @classmethod
     def test(cls, graph: Graph) -> Split:
-        """The paper's split."""
+        """Cut as the paper does."""
         return cls(int(SHARE * len(graph.time)), len(graph.time))
 
     @classmethod
     def validation(cls, graph: Graph) -> Split:
-        """The same inside the learning part: for choosing, without a look at the test part."""
+        """Cut the learning part the same way: for choosing, without a look at the test part."""
         end = int(SHARE * len(graph.time))
         return cls(int(SHARE * end), end)
 
@@ -109,13 +109,10 @@ def best_operator(vectors: Array, examples: list[Examples]) -> tuple[float, str]
     return _best(lambda op, e: op(vectors[e.source], vectors[e.target]), examples)
 
 
-def both_roles(source: Array, target: Array, examples: list[Examples]) -> tuple[float, str]:
-    """Return the same for a vector a role: op(source_i, target_j) beside op(target_i, source_j)."""
+def both_roles(S: Array, T: Array, examples: list[Examples]) -> tuple[float, str]:
+    """Return the same for a vector a role: op(S_i, T_j) beside op(T_i, S_j)."""
     return _best(
-        lambda op, e: np.hstack(
-            [op(source[e.source], target[e.target]), op(target[e.source], source[e.target])]
-        ),
-        examples,
+        lambda op, e: np.hstack([op(S[e.source], T[e.target]), op(T[e.source], S[e.target])]), examples
     )
 
 

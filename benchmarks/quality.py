@@ -1,4 +1,4 @@
-"""Link prediction on the six graphs of the paper: is the embedding any good, and why?
+"""Link prediction on the six graphs of the paper: is the embedding any good, and why.
 
 `toffee` is the canonical embedding with all defaults; `raw` the same model in the paper's raw gauge, from
 the paper's solver; `tsvd` U·S of the same zero slice; `both roles` adds directions where a graph has them.
@@ -7,10 +7,13 @@ the paper's solver; `tsvd` U·S of the same zero slice; `both roles` adds direct
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
+import numpy as np
 import scipy.sparse.linalg as sla
 from graphs import SOURCES, load_graph
 from links import Split, best_operator, both_roles, draw_examples, memory
+from numpy.typing import NDArray
 from report import one_thread, print_json, print_table, timed
 
 from toffee_dist import TemporalTensor, Toffee
@@ -27,10 +30,10 @@ PEERS = {
 }
 
 
-def tsvd(tensor: TemporalTensor, rank: int) -> object:
+def tsvd(tensor: TemporalTensor, rank: int) -> NDArray[Any]:
     ((_, values),) = iter_values(tensor, [0])
     U, s, _ = sla.svds(slice_matrix(tensor, values), k=min(rank, tensor.n_nodes - 1), rng=0)
-    return U * s
+    return np.asarray(U * s)
 
 
 def measure(name: str, seeds: int) -> tuple[list[object], dict[str, float]]:

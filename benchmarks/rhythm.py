@@ -40,7 +40,7 @@ def unfolded_svd(tensor: TemporalTensor) -> Iterable[Array]:
     X = snapshots(tensor)
     _, s, Vt = np.linalg.svd(np.hstack(list(X)), full_matrices=False)
     right = Vt[:RANK].T * np.sqrt(s[:RANK])
-    return right.reshape(len(X), -1, RANK)
+    return list(right.reshape(len(X), -1, RANK))
 
 
 def score(vectors: Iterable[Array], graph: PlantedGraph) -> float:

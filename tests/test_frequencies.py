@@ -60,7 +60,7 @@ def test_auto_finds_the_week_and_nothing_where_there_is_nothing(degree: float, s
     assert set(weekly.freqs_.freqs) <= {0, 10, 20, 30}
     rhythms = weekly.freqs_.rhythms()
     assert rhythms["period_steps"][0] == 7.0
-    assert rhythms["ratio"][0] > 1
+    assert rhythms["significance"][0] > SIGNIFICANT
     still = Toffee(rank=16).fit(planted_graph("none", degree, seed).tensor)
     assert still.freqs_.freqs == [0]
     assert still.freqs_.rhythms().is_empty()

@@ -30,36 +30,36 @@ class FrequencyChoice:
     ----------
     freqs : ascending, always with 0 (the common basis comes from it)
     energies : ‖X_k‖² for k = 0 … T//2
-    energy_kept : the exact share of ‖X‖² in these frequencies (Parseval)
+    significances : how far each frequency stands out of noise, in standard deviations
     n_steps : T
     """
 
     freqs: list[int]
     energies: Floats
+    significances: Floats
     n_steps: int
 
     @property
     def energy_kept(self) -> float:
-        """Σ_{k chosen} m_k ‖X_k‖² / Σ_k m_k ‖X_k‖²."""
+        """The exact share of ‖X‖² in these frequencies: Σ_{k chosen} m_k ‖X_k‖² / Σ_k m_k ‖X_k‖²."""
         shares = self.energies * multiplicities(np.arange(len(self.energies)), self.n_steps)
         total = float(shares.sum())
         return float(shares[self.freqs].sum()) / total if total > 0 else 1.0
 
     def rhythms(self) -> pl.DataFrame:
-        """Return a row a chosen frequency above 0, strongest first: its period and its strength.
+        """Return a row a chosen frequency above 0, most significant first.
 
-        ``ratio`` is the energy against the median over all frequencies above 0. A period that does
-        not divide the span leaks into neighbouring frequencies: neighbours tell of one rhythm.
+        A period that does not divide the span leaks into neighbouring frequencies, and a rhythm that is
+        no sine has harmonics: 7, 3.5 and 2.3 days tell of one week.
         """
         chosen = np.array([k for k in self.freqs if k > 0], dtype=np.int64)
-        chosen = chosen[np.argsort(-self.energies[chosen], kind="stable")]
-        floor = np.median(self.energies[1:]) if len(self.energies) > 1 else 0.0
+        chosen = chosen[np.argsort(-self.significances[chosen], kind="stable")]
         return pl.DataFrame(
             {
                 "k": chosen,
                 "period_steps": self.n_steps / np.maximum(chosen, 1),
                 "energy": self.energies[chosen],
-                "ratio": self.energies[chosen] / floor if floor > 0 else np.full(len(chosen), np.inf),
+                "significance": self.significances[chosen],
             }
         )
 
@@ -89,7 +89,7 @@ def choose_freqs(tensor: TemporalTensor, spec: str, basis: CommonBasis) -> Frequ
     """
     kind, count = parse_freqs(spec)
     n_freqs = count_freqs(tensor.n_steps)
-    energies = slice_energies(tensor)
+    energies, scores = slice_energies(tensor), significances(tensor, basis)
     if kind == "all":
         freqs = np.arange(n_freqs)
     elif kind == "lowest":
@@ -98,8 +98,8 @@ def choose_freqs(tensor: TemporalTensor, spec: str, basis: CommonBasis) -> Frequ
         others = 1 + np.argsort(-energies[1:], kind="stable")[: count - 1]
         freqs = np.sort(np.append(others, 0))
     else:
-        freqs = np.flatnonzero(significances(tensor, basis) >= SIGNIFICANT)
-    return FrequencyChoice([int(k) for k in freqs], energies, tensor.n_steps)
+        freqs = np.flatnonzero(scores >= SIGNIFICANT)
+    return FrequencyChoice([int(k) for k in freqs], energies, scores, tensor.n_steps)
 
 
 def significances(tensor: TemporalTensor, basis: CommonBasis) -> Floats:

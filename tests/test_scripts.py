@@ -1,0 +1,80 @@
+"""Every script of jobs/ and benchmarks/ runs, at its smallest size, and says what it should."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def last_line(output: str) -> Any:
+    return json.loads(output.strip().splitlines()[-1])
+
+
+def test_demo_finds_what_was_planted() -> None:
+    output = run("jobs/demo.py")
+    assert "every 7.0 days" in output
+    assert "Communities of a weekend: 0.00 from the sum, 1.00 from its own vectors" in output
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_solver_benchmark(shared_data: Path) -> None:
+    result = last_line(run("benchmarks/solver.py", "--quick"))
+    # Far below what a quiet machine shows: this catches a solver that lost its start, not noise.
+    assert result["compressed_speedup"] > 2.5
+    assert result["small_speedup"] > 3
+    assert result["email_gap"] < 0.003
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_quality_benchmark(shared_data: Path) -> None:
+    result = last_line(run("benchmarks/quality.py", "--seeds", "10", "--graphs", "hypertext", "workplace"))
+    assert result["hypertext"]["toffee"] >= 0.9046 - 0.003
+    assert result["workplace"]["toffee"] >= 0.9468 - 0.003
+    for scores in result.values():
+        assert scores["toffee"] > scores["raw"] + 0.05
+
+
+@pytest.mark.slow
+def test_rhythm_benchmark() -> None:
+    cases = last_line(run("benchmarks/rhythm.py", "--seeds", "1", "--degrees", "0.66"))
+    for case in cases:
+        assert case["auto"] >= 0.88
+        assert case["auto"] > max(case["static"], case["unfolded_svd"], case["snapshot_svd"], case["raw"])
+    assert cases[0]["weekly_found"]
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_defaults_benchmark(shared_data: Path) -> None:
+    result = last_line(run("benchmarks/defaults.py", "--seeds", "1", "--graphs", "workplace", "--quick"))
+    assert result["binary unit 0.01"] > result["count raw 0.01"]
+
+
+def test_makefile_reads_the_worker_environment() -> None:
+    settings = (ROOT / "deploy" / "worker.env").read_text().split()
+    assert {"OPENBLAS_NUM_THREADS=1", "OMP_NUM_THREADS=1"} <= set(settings)
+    shown = subprocess.run(
+        ["make", "--dry-run", "--print-data-base", "clean"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "OPENBLAS_NUM_THREADS=1" in shown.replace(" ", "")
