@@ -105,7 +105,7 @@ def main() -> None:
     if arguments.quick:
         result = (large([52], 1, arguments.pair_weight), small(2, 1), *whole(200, 2))
     else:
-        result = (large([1, 52, 150], 3, arguments.pair_weight), small(32, 3), *whole(1, 13))
+        result = (large([1, 52, 150], 3, arguments.pair_weight), small(32, 3), *whole(1, 26))
     names = ("compressed_speedup", "small_speedup", "email_seconds", "email_gap")
     print_json({name: round(value, 5) for name, value in zip(names, result, strict=True)})
 

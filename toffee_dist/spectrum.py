@@ -50,27 +50,38 @@ def _angles(freqs: ArrayLike, steps: ArrayLike, n_steps: int) -> Floats:
 
 
 def transform(tensor: TemporalTensor, freqs: Sequence[int]) -> NDArray[np.complex128]:
-    """Return the values of the slices `freqs` on the union pattern, shape (len(freqs), n_pairs).
+    """Return the values of the slices `freqs` on the union pattern, shape (len(freqs), n_pairs)."""
+    out = np.empty((len(freqs), tensor.n_pairs), dtype=np.complex128)
+    for pairs, values in _iter_pairs(tensor, freqs):
+        out[:, pairs] = values
+    return out
 
-    By a direct sparse-dense product or by FFT of row blocks, whichever is cheaper for this many
-    frequencies (fact 6). Besides the result, the FFT needs one block of dense tubes.
+
+def _iter_pairs(
+    tensor: TemporalTensor, freqs: Sequence[int]
+) -> Iterator[tuple[slice, NDArray[np.complex128]]]:
+    """Yield blocks of pairs with their values at `freqs`, (len(freqs), pairs of the block).
+
+    By a direct sparse-dense product or by an FFT of dense tubes, whichever is cheaper for this many
+    frequencies (fact 6).
     """
     check_freqs(freqs, tensor.n_steps)
-    n_pairs, n_steps = tensor.n_pairs, tensor.n_steps
-    tubes = tensor.tubes
-    direct = DIRECT_COST * tensor.n_events * len(freqs)
-    if direct <= FFT_COST * n_pairs * n_steps * np.log2(max(n_steps, 2)):
-        angles = _angles(freqs, np.arange(n_steps), n_steps)
-        out = np.empty((len(freqs), n_pairs), dtype=np.complex128)
-        out.real = (tubes @ np.cos(angles)).T
-        out.imag = -(tubes @ np.sin(angles)).T
-        return out
-    out = np.empty((len(freqs), n_pairs), dtype=np.complex128)
-    rows = max(1, BLOCK_BYTES // (16 * n_steps))
-    for start in range(0, n_pairs, rows):
-        block = slice(start, min(start + rows, n_pairs))
-        out[:, block] = scipy.fft.rfft(tubes[block].toarray(), axis=1)[:, list(freqs)].T
-    return out
+    n_steps, tubes = tensor.n_steps, tensor.tubes
+    fft_cost = FFT_COST * tensor.n_pairs * n_steps * np.log2(max(n_steps, 2))
+    direct = DIRECT_COST * tensor.n_events * len(freqs) <= fft_cost
+    angles = _angles(freqs, np.arange(n_steps), n_steps) if direct else np.empty(0)
+    cosines, sines = np.cos(angles), np.sin(angles)
+    rows = max(1, BLOCK_BYTES // (16 * max(len(freqs), 1 if direct else n_steps)))
+    for start in range(0, tensor.n_pairs, rows):
+        pairs = slice(start, min(start + rows, tensor.n_pairs))
+        block = tubes[pairs]
+        if direct:
+            values = np.empty((len(freqs), block.shape[0]), dtype=np.complex128)
+            values.real = (block @ cosines).T
+            values.imag = -(block @ sines).T
+        else:
+            values = scipy.fft.rfft(block.toarray(), axis=1)[:, list(freqs)].T
+        yield pairs, values
 
 
 def iter_values(tensor: TemporalTensor, freqs: Sequence[int]) -> Iterator[tuple[int, NDArray[Any]]]:
@@ -93,9 +104,10 @@ def slice_matrix(tensor: TemporalTensor, values: Inexacts) -> sp.csr_matrix[Any]
 
 def slice_energies(tensor: TemporalTensor) -> Floats:
     """Return ‖X_k‖² for k = 0 … T//2. Parseval: ‖X‖² = (1/T) Σ_k m_k ‖X_k‖²."""
-    freqs = range(count_freqs(tensor.n_steps))
-    energies = [np.square(np.abs(values)).sum() for _, values in iter_values(tensor, freqs)]
-    return np.array(energies, dtype=np.float64)
+    energies = np.zeros(count_freqs(tensor.n_steps))
+    for _, values in _iter_pairs(tensor, range(len(energies))):
+        energies += np.square(np.abs(values)).sum(axis=1)
+    return energies
 
 
 def node_energies(tensor: TemporalTensor, freqs: Sequence[int] | None = None) -> Floats:
@@ -104,12 +116,13 @@ def node_energies(tensor: TemporalTensor, freqs: Sequence[int] | None = None) ->
     Which nodes live by the day, which by the week: the row sums of the energies of the slices.
     """
     freqs = range(count_freqs(tensor.n_steps)) if freqs is None else freqs
+    energies = np.zeros((tensor.n_nodes, len(freqs)))
     sources = tensor.sources
-    columns = [
-        np.bincount(sources, np.square(np.abs(values)), minlength=tensor.n_nodes)
-        for _, values in iter_values(tensor, freqs)
-    ]
-    return np.stack(columns, axis=1)
+    for pairs, values in _iter_pairs(tensor, freqs):
+        # Pairs are sorted by source: a block touches a run of nodes.
+        nodes, starts = np.unique(sources[pairs], return_index=True)
+        energies[nodes] += np.add.reduceat(np.square(np.abs(values)), starts, axis=1).T
+    return energies
 
 
 def inverse_transform(

@@ -75,7 +75,7 @@ def minimise(X: Operator, A: Tall, options: SolveOptions, *, momentum: bool = Tr
     rounding = 4 * np.finfo(X.dtype).eps * X.norm2
     converged = _without_floor(state, options, asked) <= rounding
     previous: Tall | None = None
-    beta, iterations = 0.0, 0
+    beta, iterations, short = 0.0, 0, 0
     while iterations < options.max_iter and not converged:
         iterations += 1
         plain = _update(X, state, options)
@@ -92,8 +92,9 @@ def minimise(X: Operator, A: Tall, options: SolveOptions, *, momentum: bool = Tr
             break
         drop = state.objective - new.objective
         previous, state = state.A, new
-        converged = drop <= options.tol * state.objective
-        converged = converged or _without_floor(state, options, asked) <= rounding
+        # With momentum a step may be short once and long the next time: two short ones in a row.
+        short = short + 1 if drop <= options.tol * state.objective else 0
+        converged = short > momentum or _without_floor(state, options, asked) <= rounding
     value = _without_floor(state, options, asked)
     return Solution(state.A, state.R, value, iterations, bool(converged))
 

@@ -35,7 +35,8 @@ def solve_compressed(X: Operator, options: SolveOptions, rng: np.random.Generato
     # A multiple of the block, so that the basis ends with a whole one.
     basis = krylov_basis(X, BLOCK * -(-BASIS_SHARE * rank // BLOCK), rng)
     core, K = basis.core(X, CORE_SHARE * rank)
-    start = np.eye(len(core), rank, dtype=core.dtype)
+    core = core.astype(X.dtype)
+    start = np.eye(len(core), rank, dtype=X.dtype)
     small = minimise(Operator(core), start, replace(options, max_iter=CORE_MAX_ITER))
     return minimise(X, basis.lift(K @ small.A), options)
 
@@ -62,17 +63,19 @@ class KrylovBasis:
         """
         m = self.U.shape[1]
         W_all = gram(self.V, self.U)
-        W, V = W_all[:m], self.V[:, :m]
-        eye = np.eye(m)
-        G = np.block([[eye, W.conj().T], [W, eye]])
-        C = np.block([[self.L.conj().T @ W_all, self.B], [gram(V, X.apply(self.U)), W @ self.B]])
-        w, Z = np.linalg.eigh(G)
+        W = W_all[:m]
+        VXU = gram(self.V[:, :m], X.apply(self.U))
+        C = np.block([[self.L.conj().T @ W_all, self.B], [VXU, W @ self.B]])
+        # [U V]ᴴ[U V] = [I Wᴴ; W I], W = P diag(σ) Qᴴ, has the eigenvectors [Q; ±P]/√2 and values 1 ± σ.
+        P, sigma, Qh = np.linalg.svd(W)
+        Q = Qh.conj().T
         # U and V overlap: drop the directions that they share to the rounding error of the basis.
-        kept = w > 1e-3
-        K = Z[:, kept] / np.sqrt(w[kept])
+        own = sigma < 1 - 1e-3
+        plus, minus = np.vstack([Q, P]), np.vstack([Q, -P])[:, own]
+        K = np.hstack([plus / np.sqrt(2 * (1 + sigma)), minus / np.sqrt(2 * (1 - sigma[own]))])
         M = K.conj().T @ C @ K
-        P = _leading_directions(M, size)
-        return P.conj().T @ M @ P, K @ P
+        lead = _leading_directions(M, size)
+        return lead.conj().T @ M @ lead, K @ lead
 
     def lift(self, S: Small) -> Tall:
         """Return [U V]·S."""
