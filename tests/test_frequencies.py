@@ -10,7 +10,7 @@ from planted import planted_graph
 from tests import naive
 from tests.strategies import Events, events, random_tensor
 from toffee_dist import TemporalTensor, Toffee
-from toffee_dist.frequencies import SIGNIFICANT, choose_freqs, significances
+from toffee_dist.frequencies import SIGNIFICANT, _shuffled_floor, choose_freqs, significances
 from toffee_dist.gauge import common_basis
 from toffee_dist.solvers import SolveOptions, solve_slices
 from toffee_dist.spectrum import multiplicities
@@ -50,6 +50,29 @@ def test_the_statistic_is_the_energy_in_the_common_basis(directed: bool) -> None
     ratio = score[1:-1][above] / (inner - median)[above]
     np.testing.assert_allclose(ratio, ratio[0], rtol=1e-6)
     assert not score[1:-1][~above].any()
+
+
+@pytest.mark.parametrize("directed", [True, False])
+def test_the_analytic_floor_is_the_mean_over_shuffles(directed: bool) -> None:
+    n_steps = 6
+    tensor = random_tensor(1, 15, n_steps, 200, directed=directed, pair_weight="raw")
+    (zero,) = solve_slices(tensor, [0], SolveOptions(rank=3, precision="double"))
+    basis = common_basis(zero)
+    floor, spread = _shuffled_floor(tensor, basis.U, basis.V)
+    X = np.asarray(tensor.to_coo().todense())
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(1500):
+        shuffled = np.zeros_like(X)
+        for i, j in zip(*np.nonzero(X.sum(axis=2)), strict=True):
+            shuffled[i, j] = rng.permutation(X[i, j])
+            if not directed:
+                shuffled[j, i] = shuffled[i, j]
+        X_1 = np.fft.rfft(shuffled, axis=2)[:, :, 1]
+        found.append(np.linalg.norm(basis.U.T @ X_1 @ basis.V) ** 2)
+    assert floor == pytest.approx(np.mean(found), rel=0.05)
+    # The deviation takes the weights as separable: right to a factor of two.
+    assert spread * floor == pytest.approx(np.std(found), rel=0.5)
 
 
 @pytest.mark.parametrize("degree", [2.6, 0.66])

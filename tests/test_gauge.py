@@ -52,6 +52,17 @@ def test_canonical_results_do_not_depend_on_the_gauge(directed: bool, n_steps: i
     assert not np.allclose(raw_embedding(slices[0]), raw_embedding(other[0]), atol=1e-2)
 
 
+def test_spare_columns_are_zero_in_every_gauge() -> None:
+    # A star has a zero slice of rank 2: beyond that a basis would be arbitrary, and Z with it.
+    leaves = np.arange(1, 9)
+    tensor = TemporalTensor.from_events(np.zeros(8, int), leaves, leaves % 4, n_steps=4, directed=False)
+    slices = solve_all(tensor, replace(DOUBLE, rank=5))
+    for some in (slices, {k: regauge(f, 0) for k, f in slices.items()}):
+        basis = common_basis(some[0])
+        assert not basis.U[:, 2:].any()
+        assert not trajectory(some, basis.V, 4)[:, :, 2:].any()
+
+
 @given(events(), st.integers(1, 9))
 def test_trajectory_sums_to_the_zero_slice(rows: Events, rank: int) -> None:
     tensor = rows.tensor(entry="count", pair_weight="raw")

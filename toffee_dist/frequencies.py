@@ -165,5 +165,6 @@ def _shuffled_floor(tensor: TemporalTensor, U: Floats, V: Floats) -> tuple[float
     relative = np.linalg.norm(S_U) * np.linalg.norm(S_V) / independent**2
     if tensor.directed:
         return independent, float(relative)
-    mirrored = float((v * (U[i] * U[j]).sum(axis=1) * (V[i] * V[j]).sum(axis=1)).sum())
+    two = v * (i != j)  # a self-loop is one entry, not two
+    mirrored = float((two * (U[i] * U[j]).sum(axis=1) * (V[i] * V[j]).sum(axis=1)).sum())
     return independent + mirrored, float(np.sqrt(2.0) * relative)
