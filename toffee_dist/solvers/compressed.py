@@ -32,13 +32,19 @@ def solve_compressed(X: Operator, options: SolveOptions, rng: np.random.Generato
         matrix = X.matrix.toarray() if X.sparse else X.matrix
         start = _leading_directions(X.dense(), rank).astype(X.dtype)
         return minimise(Operator(matrix), start, options)
+    return minimise(X, _lifted_start(X, options, rng), options)
+
+
+def _lifted_start(X: Operator, options: SolveOptions, rng: np.random.Generator) -> Tall:
+    """Solve the core and lift it; the basis is gone when the full steps begin."""
+    rank = options.rank
     # A multiple of the block, so that the basis ends with a whole one.
     basis = krylov_basis(X, BLOCK * -(-BASIS_SHARE * rank // BLOCK), rng)
     core, K = basis.core(X, CORE_SHARE * rank)
     core = core.astype(X.dtype)
     start = np.eye(len(core), rank, dtype=X.dtype)
     small = minimise(Operator(core), start, replace(options, max_iter=CORE_MAX_ITER))
-    return minimise(X, basis.lift(K @ small.A), options)
+    return basis.lift(K @ small.A)
 
 
 def _leading_directions(M: Small, rank: int) -> Small:
