@@ -43,7 +43,7 @@ def measure(name: str, seeds: int) -> tuple[list[object], dict[str, float]]:
     tensor = graph.tensor(source.step, learn, directed=False)
     examples = list(draw_examples(graph, split, range(seeds)))
     rank = source.rank
-    seconds, model = timed(lambda: Toffee(rank=rank).fit(tensor))
+    ((seconds, model),) = timed(lambda: Toffee(rank=rank).fit(tensor))
     toffee, operator = best_operator(model.embedding_, examples)
     raw = best_operator(Toffee(rank=rank, solver="als", gauge="none").fit(tensor).embedding_, examples)[0]
     rival = best_operator(tsvd(tensor, rank), examples)[0]

@@ -17,14 +17,20 @@ def one_thread() -> None:
     threadpool_limits(1)
 
 
-def timed(function: Callable[[], T], repeats: int = 1) -> tuple[float, T]:
-    """Return the shortest wall time of `repeats` calls, and the last result."""
-    best = float("inf")
+def timed(*functions: Callable[[], T], repeats: int = 1) -> list[tuple[float, T]]:
+    """Return, for each function, its least CPU seconds over `repeats` rounds and its last result.
+
+    CPU seconds of this one-threaded process, and the functions in turns: other work on the machine then
+    disturbs all of them alike, and little.
+    """
+    seconds = [float("inf")] * len(functions)
     for _ in range(repeats):
-        began = time.perf_counter()
-        result = function()
-        best = min(best, time.perf_counter() - began)
-    return best, result
+        results = []
+        for index, function in enumerate(functions):
+            began = time.process_time()
+            results.append(function())
+            seconds[index] = min(seconds[index], time.process_time() - began)
+    return list(zip(seconds, results, strict=True))
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
