@@ -66,10 +66,18 @@ def measure(pattern: Pattern, degree: float, seed: int) -> tuple[dict[str, float
     return found, model.freqs_.freqs
 
 
+def false_alarms(degree: float, n_graphs: int) -> int:
+    """Return how many graphs without any change are given a rhythm all the same."""
+    seeds = range(1000, 1000 + n_graphs)
+    models = (Toffee(rank=RANK).fit(planted_graph("none", degree, seed).tensor) for seed in seeds)
+    return sum(model.freqs_.freqs != [0] for model in models)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--degrees", type=float, nargs="+", default=[2.6, 1.3, 0.66])
+    parser.add_argument("--still", type=int, default=40, help="graphs without a rhythm, a degree")
     arguments = parser.parse_args()
     one_thread()
     rows, cases = [], []
@@ -86,6 +94,9 @@ def main() -> None:
             rows.append([degree, pattern, *mean.values(), " ".join(map(str, freqs[0]))])
     header = ["degree", "pattern", *mean, "frequencies (seed 0)"]
     print_table("Adjusted Rand index a day", header, rows)
+    alarms = {degree: false_alarms(degree, arguments.still) for degree in arguments.degrees}
+    title = f"Graphs of {arguments.still} without a rhythm in which auto sees one"
+    print_table(title, list(map(str, alarms)), [list(alarms.values())])
     print_json(cases)
 
 
