@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 class ToffeeError(Exception):
     """Base of every error that toffee_dist raises on purpose.
@@ -23,6 +25,16 @@ class ToffeeError(Exception):
     def __init__(self, what: str, *, got: object, allowed: str, remedy: str = "") -> None:
         message = f"{what}: got {got}; allowed: {allowed}."
         super().__init__(f"{message} {remedy}".rstrip())
+
+    def __reduce__(self) -> tuple[Callable[..., ToffeeError], tuple[type[ToffeeError], str]]:
+        """Travel between processes as the message: the keywords are already part of it."""
+        return _rebuild, (type(self), str(self))
+
+
+def _rebuild(kind: type[ToffeeError], message: str) -> ToffeeError:
+    error = kind.__new__(kind)
+    Exception.__init__(error, message)
+    return error
 
 
 class ConfigError(ToffeeError, ValueError):

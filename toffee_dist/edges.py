@@ -1,0 +1,461 @@
+"""The ingest: edges of any source into a staged tensor, a node registry and a time grid.
+
+Five maps of independent tasks over a work folder; a task takes paths and returns a small record:
+
+    scan      fragments → valid rows, sorted distinct ids         (scan.py)
+    merge_bucket, write_bucket   a range of ids → rows            (registry.py)
+    map_part  rows → sorted (source, target, step) words          (entries.py)
+    merge_block   a block of rows → aggregated, weighted tubes    (entries.py)
+    join_block    blocks → the arrays of one tensor               (staging.py)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+
+from toffee_dist import entries, registry, staging
+from toffee_dist.errors import ConfigError, InputError
+from toffee_dist.registry import BucketRecord, BucketTask
+from toffee_dist.rows import MAX_EXAMPLES, BadRows
+from toffee_dist.scan import Part, ScanRecord, ScanTask, scan
+from toffee_dist.schema import ColumnOptions, Schema, guess_schema
+from toffee_dist.sources import (
+    SourceFile,
+    find_files,
+    fingerprint,
+    group_fragments,
+    list_fragments,
+)
+from toffee_dist.tensor import Entry, PairWeight, TemporalTensor
+from toffee_dist.timegrid import (
+    MAX_STEPS,
+    TimeGrid,
+    TimeScale,
+    TimeUnit,
+    build_grid,
+    check_step,
+    check_zone,
+    choose_scale,
+    last_window,
+    parse_moment,
+)
+
+T = TypeVar("T")
+R = TypeVar("R")
+Run = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
+"""Applies a function to items, in parallel or not, and yields the results in the order of the items."""
+
+Say = Callable[[str], None]
+MANIFEST = "ingest.json"
+
+
+@dataclass(frozen=True)
+class IngestConfig:
+    """Everything that decides what the tensor is.
+
+    Self-loops are kept and counted. Rows that repeat (source, target, step) become one entry and are counted.
+    Rows need no order in time. Weights are read for ``entry="sum"`` only, where they may be negative; a sum of
+    exactly zero is no entry, and is counted.
+
+    Parameters
+    ----------
+    inputs
+        Paths, folders, globs, fsspec URLs.
+    columns
+        Where the columns are.
+    directed, entry, pair_weight
+        As in `TemporalTensor.from_events`.
+    step, since, until, last
+        The grid and its window [since, until); see `timegrid`.
+    time_unit
+        What a number in the time column is.
+    on_bad_rows
+        ``error`` refuses input that holds rows that are no edges, ``skip`` counts them.
+    known
+        A folder of an earlier ingest; its nodes keep their rows.
+    """
+
+    inputs: tuple[str, ...]
+    columns: ColumnOptions = field(default_factory=ColumnOptions)
+    directed: bool = True
+    entry: Entry = "binary"
+    pair_weight: PairWeight = "unit"
+    step: str = "1d"
+    since: str | None = None
+    until: str | None = None
+    last: str | None = None
+    time_unit: TimeUnit = "auto"
+    on_bad_rows: Literal["error", "skip"] = "error"
+    known: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (
+            ("entry", self.entry, get_args(Entry)),
+            ("pair_weight", self.pair_weight, get_args(PairWeight)),
+            ("on_bad_rows", self.on_bad_rows, ("error", "skip")),
+            ("time_unit", self.time_unit, get_args(TimeUnit)),
+        ):
+            if value not in allowed:
+                raise ConfigError(name, got=repr(value), allowed=", ".join(allowed))
+        if not self.inputs:
+            raise ConfigError("inputs", got="none", allowed="at least one file, folder, glob or URL")
+        if self.last is not None and self.since is not None:
+            raise ConfigError("--last and --since", got="both", allowed="one of them")
+        if self.columns.weight is not None and self.entry != "sum":
+            raise ConfigError(
+                "--weight", got=f"entry {self.entry}", allowed="entry sum", remedy="Add --entry sum."
+            )
+        check_step(self.step)
+        check_zone(self.columns.zone)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was read, and what became of it."""
+
+    files: int
+    rows: int
+    skipped: dict[str, int]
+    comments: int
+    outside: int
+    used: int
+    self_loops: int
+    duplicates: int
+    cancelled: int
+    nodes: int
+    new_nodes: int
+    pairs: int
+    entries: int
+    steps: int
+    empty_steps: int
+    density: float
+    first: str
+    last: str
+    fingerprint: str
+    examples: list[str]
+
+
+@dataclass(frozen=True)
+class Ingested:
+    """The result: where it is, and what is in it."""
+
+    folder: Path
+    summary: Summary
+    grid: TimeGrid
+
+    def tensor(self) -> TemporalTensor:
+        """Open the staged tensor."""
+        return staging.open_tensor(self.folder / "tensor")
+
+
+def run_here(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """Run one item after the other, in this process: for tests and small work."""
+    return map(function, items)
+
+
+def ingest(
+    config: IngestConfig, out: Path | str, run: Run = run_here, say: Say = lambda line: None
+) -> Ingested:
+    """Read the edges and stage the tensor.
+
+    Everything is written beside `out` and moved there at the end; on failure nothing stays.
+
+    Parameters
+    ----------
+    config
+        What to read and how.
+    out
+        A folder that does not exist yet, or is empty. It gets ``tensor/``, ``nodes/`` and ``ingest.json``.
+    run
+        Where the tasks run; see `runtime.cluster`.
+    say
+        Is told every guess, one line each.
+
+    Raises
+    ------
+    ConfigError, InputError
+        With nothing left behind.
+    """
+    out = Path(out).absolute()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(
+            "output folder",
+            got=f"{out}, which is not empty",
+            allowed="a folder that does not exist yet",
+            remedy="Choose another or remove it.",
+        )
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        stage = out.parent / f".{out.name}.{uuid.uuid4().hex[:12]}"
+        (stage / "work").mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(
+            "output folder", got=f"{out}: {error.strerror}", allowed="a place that can be written"
+        ) from None
+    try:
+        summary, grid = _ingest(config, stage, run, say)
+        shutil.rmtree(stage / "work")
+        if out.exists():
+            out.rmdir()
+        os.rename(stage, out)
+    finally:
+        _remove(stage)
+    return Ingested(out, summary, grid)
+
+
+def _ingest(config: IngestConfig, stage: Path, run: Run, say: Say) -> tuple[Summary, TimeGrid]:
+    work = str(stage / "work")
+    known = _known_files(config)
+    files, notes = find_files(config.inputs)
+    columns = replace(config.columns, need_weight=config.entry == "sum")
+    schema, guesses = guess_schema(files, columns)
+    for note in [*notes, *guesses]:
+        say(note)
+
+    groups = list(group_fragments(list_fragments(files)))
+    tasks = [
+        ScanTask(index, tuple(group), schema, work, columns.bipartite, distinct=config.step == "distinct")
+        for index, group in enumerate(groups)
+    ]
+    scale, since, until = _window(config, tasks, run)
+    tasks = [replace(task, since=since, until=until) for task in tasks]
+    found = list(run(scan, tasks))
+    bad = _gather_bad(found, tasks)
+    _check_bad(bad, config, sum(record.rows for record in found))
+    lo, hi = _time_range(found)
+    if scale is None:
+        scale, note = choose_scale(lo, hi, schema.per_unit, schema.per_second, config.time_unit, columns.zone)
+        for line in [note] * bool(note):
+            say(line)
+    parts = [part for record in found for part in record.parts]
+    times = _distinct_times(parts, work) if config.step == "distinct" else None
+    grid = build_grid(config.step, lo, hi, scale, since=since, until=until, distinct=times)
+
+    lookups, n_known, n_nodes = _build_registry(parts, columns.bipartite, known, stage, run)
+    used = sum(part.rows for part in parts)
+    n_words = used if config.directed else 2 * used
+    packing = entries.Packing.choose(n_nodes, grid.n_steps, n_words)
+    maps = [
+        entries.MapTask(part, lookup, work, packing, grid, config.directed, config.entry)
+        for part, lookup in zip(parts, lookups, strict=True)
+    ]
+    self_loops = sum(run(entries.map_part, maps))
+    names = tuple(part.name for part in parts)
+    blocks = [
+        entries.BlockTask(
+            index, bins, names, work, packing, config.directed, config.entry, config.pair_weight
+        )
+        for index, bins in enumerate(entries.choose_blocks(entries.count_bins(maps, packing.n_bins)))
+    ]
+    merged = list(run(entries.merge_block, blocks))
+    sizes = {"n_nodes": n_nodes, "n_steps": grid.n_steps}
+    joins = staging.plan_join(stage / "tensor", blocks, merged, **sizes)
+    for _ in run(staging.join_block, joins):
+        pass
+    staging.write_header(stage / "tensor", **sizes, directed=config.directed)
+
+    steps_used = _steps_used(stage / "tensor", grid.n_steps)
+    n_entries = sum(record.n_events for record in merged)
+    summary = Summary(
+        files=len(files),
+        rows=sum(record.rows for record in found),
+        skipped=dict(sorted(bad.counts.items())),
+        comments=sum(record.comments for record in found),
+        outside=sum(record.outside for record in found),
+        used=used,
+        self_loops=self_loops,
+        duplicates=used - sum(record.n_distinct for record in merged),
+        cancelled=sum(record.n_cancelled for record in merged),
+        nodes=n_nodes,
+        new_nodes=n_nodes - n_known,
+        pairs=sum(record.n_pairs for record in merged),
+        entries=n_entries,
+        steps=grid.n_steps,
+        empty_steps=grid.n_steps - steps_used,
+        density=n_entries / (n_nodes * n_nodes * grid.n_steps),
+        first=scale.show(lo),
+        last=scale.show(hi),
+        fingerprint=fingerprint(files),
+        examples=[str(example) for example in bad.examples],
+    )
+    _write_manifest(stage, config, summary, grid, files)
+    return summary, grid
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder into which a task that was given up may still be writing."""
+    for _ in range(100):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(0.1)
+
+
+def _known_files(config: IngestConfig) -> tuple[str, ...]:
+    if config.known is None:
+        return ()
+    manifest = Path(config.known) / MANIFEST
+    try:
+        bipartite = json.loads(manifest.read_text())["config"]["columns"]["bipartite"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            "earlier ingest",
+            got=f"{config.known} ({type(error).__name__})",
+            allowed=f"a folder with {MANIFEST} and nodes/",
+        ) from None
+    if bipartite != config.columns.bipartite:
+        raise ConfigError(
+            "earlier ingest",
+            got="two spaces of nodes" if bipartite else "one space of nodes",
+            allowed="the same choice of --bipartite",
+        )
+    return registry.registry_files(Path(config.known) / "nodes")
+
+
+def _window(
+    config: IngestConfig, tasks: Sequence[ScanTask], run: Run
+) -> tuple[TimeScale | None, int | None, int | None]:
+    """Return the window in ticks, and the scale where it is needed to read the window."""
+    if config.since is None and config.until is None and config.last is None:
+        return None, None, None
+    schema: Schema = tasks[0].schema
+    zone = config.columns.zone
+    lo, hi = 0, 0
+    if config.last is not None or (config.time_unit == "auto" and not schema.per_second):
+        # Only a look at all times tells which unit they are in, and which is the newest.
+        lo, hi = _time_range(list(run(scan, [replace(task, keep=False) for task in tasks])))
+    scale, _ = choose_scale(lo, hi, schema.per_unit, schema.per_second, config.time_unit, zone)
+    until = None if config.until is None else parse_moment(config.until, scale, "--until")
+    since = None if config.since is None else parse_moment(config.since, scale, "--since")
+    if config.last is not None:
+        since = last_window(config.last, hi if until is None else until - 1, scale)
+    if since is not None and until is not None and since >= until:
+        raise ConfigError(
+            "--since and --until",
+            got=f"{scale.show(since)} and {scale.show(until)}",
+            allowed="since before until",
+        )
+    return scale, since, until
+
+
+def _time_range(found: Sequence[ScanRecord]) -> tuple[int, int]:
+    lows = [record.lo for record in found if record.lo is not None]
+    highs = [record.hi for record in found if record.hi is not None]
+    if not lows:
+        rows = sum(record.rows for record in found)
+        outside = sum(record.outside for record in found)
+        raise InputError(
+            "no edges to work with",
+            got=f"{rows:,} rows, {outside:,} of them outside the window",
+            allowed="at least one valid row inside the window",
+            remedy="Check --since, --until and --time-unit." if outside else "",
+        )
+    return min(lows), max(highs)
+
+
+def _gather_bad(found: Sequence[ScanRecord], tasks: Sequence[ScanTask]) -> BadRows:
+    """Sum what the tasks counted; rows of examples are counted from the start of their file."""
+    counts = dict(pair for record in found for pair in record.fragment_rows)
+    before: dict[int, int] = {}
+    path, rows = "", 0
+    for fragment in (fragment for task in tasks for fragment in task.fragments):
+        rows = rows if fragment.file.path == path else 0
+        path, before[fragment.index] = fragment.file.path, rows
+        rows += counts.get(fragment.index, 0)
+    bad = BadRows()
+    for record in found:
+        bad.counts.update(record.bad.counts)
+        for one in record.bad.examples[: MAX_EXAMPLES - len(bad.examples)]:
+            bad.examples.append(replace(one, row=one.row + before[one.fragment]))
+    return bad
+
+
+def _check_bad(bad: BadRows, config: IngestConfig, rows: int) -> None:
+    if not bad.total or config.on_bad_rows == "skip":
+        return
+    kinds = ", ".join(f"{count:,} × {kind}" for kind, count in bad.counts.most_common())
+    examples = "".join(f"\n  {example}" for example in bad.examples)
+    raise InputError(
+        f"{bad.total:,} of {rows:,} rows are no edges",
+        got=kinds,
+        allowed="rows with two ids, a time and, where read, a finite weight",
+        remedy=f"Repair them, or leave them out with --on-bad-rows skip. The first ones:{examples}",
+    )
+
+
+def _distinct_times(parts: Sequence[Part], work: str) -> np.ndarray[Any, Any]:
+    times = np.empty(0, dtype=np.int64)
+    for part in parts:
+        times = np.union1d(times, np.load(part.times_path(work)))
+        if len(times) > MAX_STEPS:
+            break
+    return times
+
+
+def _build_registry(
+    parts: Sequence[Part], bipartite: bool, known: tuple[str, ...], stage: Path, run: Run
+) -> tuple[list[tuple[tuple[tuple[str, int, int, int], ...], ...]], int, int]:
+    """Give every id a row. Return each part's way from its ids to rows, the known nodes, and all nodes."""
+    work = str(stage / "work")
+    tasks: list[BucketTask] = []
+    for space in range(1 + bipartite):
+        samples = [(part.counts[space], part.samples[space]) for part in parts]
+        paths = tuple(str(part.ids_path(work, space)) for part in parts)
+        for lo, hi in registry.choose_buckets(samples):
+            tasks.append(BucketTask(len(tasks), space, lo, hi, paths, known, work))
+    records: list[BucketRecord] = list(run(registry.merge_bucket, tasks))
+    n_known = registry.count_known(known)
+    bases = list(accumulate((record.n_new for record in records), initial=n_known))
+    nodes = stage / "nodes"
+    nodes.mkdir()
+    items = [(task, base, str(nodes)) for task, base in zip(tasks, bases[:-1], strict=True)]
+    for _ in run(registry.write_bucket, items):
+        pass
+    lookups = []
+    for at in range(len(parts)):
+        spaces = []
+        for space in range(1 + bipartite):
+            spaces.append(
+                tuple(
+                    (str(task.rows_path), record.offsets[at], record.offsets[at + 1], base)
+                    for task, record, base in zip(tasks, records, bases[:-1], strict=True)
+                    if task.space == space
+                )
+            )
+        lookups.append(tuple(spaces))
+    return lookups, n_known, bases[-1]
+
+
+def _steps_used(folder: Path, n_steps: int) -> int:
+    """Count the steps with entries, a slice of the file at a time."""
+    steps = staging.open_tensor(folder).steps
+    used = np.zeros(n_steps, dtype=bool)
+    for start in range(0, len(steps), 1 << 22):
+        used[steps[start : start + (1 << 22)]] = True
+    return int(used.sum())
+
+
+def _write_manifest(
+    stage: Path, config: IngestConfig, summary: Summary, grid: TimeGrid, files: Sequence[SourceFile]
+) -> None:
+    manifest = {
+        "format": 1,
+        "config": asdict(config),
+        "summary": asdict(summary),
+        "grid": grid.to_json(),
+        "files": [[file.path, file.size, file.stamp] for file in files[:1000]],
+    }
+    temporary = stage / f".{MANIFEST}.tmp"
+    temporary.write_text(json.dumps(manifest, indent=1) + "\n")
+    os.replace(temporary, stage / MANIFEST)

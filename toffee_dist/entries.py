@@ -1,0 +1,294 @@
+"""Entries: from scanned rows to the staged tensor's blocks, by sorting.
+
+An event is one 64-bit word, (source, target, step), so that sorting words groups what repeats. Rows of the
+tensor are cut into bins, bins are gathered into blocks; a bin is merged by one task, in an order that depends
+on its values only. That makes float sums equal to the last bit however the rows arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from toffee_dist.registry import resolve
+from toffee_dist.scan import Part
+from toffee_dist.tensor import Entry, PairWeight, TemporalTensor
+from toffee_dist.timegrid import TimeGrid
+
+# Events of one bin, and of one block: what a merging task holds at once, and what it writes.
+BIN_EVENTS = 1 << 20
+BLOCK_EVENTS = 1 << 22
+MAX_BINS = 4096
+WORD_BITS = 64
+
+Words = NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How an event becomes a word, and how rows are cut into bins.
+
+    Parameters
+    ----------
+    n_nodes, n_steps
+        The sizes of the tensor.
+    n_bins
+        Bin b holds the rows [b·bin_rows, (b+1)·bin_rows); words count rows from there.
+    """
+
+    n_nodes: int
+    n_steps: int
+    n_bins: int
+
+    @classmethod
+    def choose(cls, n_nodes: int, n_steps: int, n_events: int) -> Packing:
+        """Take enough bins for memory, and for the words to hold what they must."""
+        column_bits = (n_nodes - 1).bit_length() + (n_steps - 1).bit_length()
+        most_rows = 1 << (WORD_BITS - column_bits)
+        wanted = max(1, min(-(-n_events // BIN_EVENTS), MAX_BINS), -(-n_nodes // most_rows))
+        return cls(n_nodes, n_steps, min(wanted, n_nodes))
+
+    @property
+    def bin_rows(self) -> int:
+        """Rows of a bin."""
+        return -(-self.n_nodes // self.n_bins)
+
+    @property
+    def step_bits(self) -> int:
+        """Bits of a step."""
+        return (self.n_steps - 1).bit_length()
+
+    @property
+    def pair_bits(self) -> int:
+        """Bits of a target and a step."""
+        return (self.n_nodes - 1).bit_length() + self.step_bits
+
+
+def pack(
+    packing: Packing, i: NDArray[Any], j: NDArray[Any], t: NDArray[Any], value: NDArray[Any] | None
+) -> tuple[Words, NDArray[np.float64] | None, NDArray[np.int64]]:
+    """Return words sorted within their bins, the values in the same order, and where each bin starts."""
+    words = (j.astype(np.uint64) << np.uint64(packing.step_bits)) | t.astype(np.uint64)
+    bounds = np.minimum(np.arange(packing.n_bins + 1) * packing.bin_rows, packing.n_nodes)
+    if packing.pair_bits + (packing.n_nodes - 1).bit_length() <= WORD_BITS:
+        words |= i.astype(np.uint64) << np.uint64(packing.pair_bits)
+        if value is None:
+            words.sort()
+        else:
+            order = np.argsort(words)
+            words, value = words[order], value[order]
+        edges = bounds.astype(np.uint64) << np.uint64(packing.pair_bits)
+        starts = np.searchsorted(words, edges[:-1])
+        starts = np.append(starts, len(words)).astype(np.int64)
+        words -= np.repeat(edges[:-1], np.diff(starts))
+        return words, value, starts
+    order = np.lexsort((words, i))
+    i, words = i[order], words[order]
+    starts = np.searchsorted(i, bounds).astype(np.int64)
+    within = i - np.repeat(bounds[:-1], np.diff(starts))
+    words |= within.astype(np.uint64) << np.uint64(packing.pair_bits)
+    return words, None if value is None else value[order], starts
+
+
+@dataclass(frozen=True)
+class MapTask:
+    """The mapping of one part: ids to rows, times to steps, events to sorted words."""
+
+    part: Part
+    lookups: tuple[tuple[tuple[str, int, int, int], ...], ...]
+    """A space: for each bucket its rows file, the part's range in it, and the bucket's first new row."""
+    work: str
+    packing: Packing
+    grid: TimeGrid
+    directed: bool
+    entry: Entry
+
+    @property
+    def words_path(self) -> Path:
+        """Where the words go."""
+        return Path(self.work) / f"{self.part.name}.words.npy"
+
+    @property
+    def values_path(self) -> Path:
+        """Where the values go, for count and sum."""
+        return Path(self.work) / f"{self.part.name}.values.npy"
+
+    @property
+    def starts_path(self) -> Path:
+        """Where the starts of the bins go."""
+        return Path(self.work) / f"{self.part.name}.starts.npy"
+
+
+def map_part(task: MapTask) -> int:
+    """Write the sorted words of one part; return its self-loops."""
+    frame = pl.read_ipc(task.part.rows_path(task.work))
+    tables = []
+    for space in task.lookups:
+        pieces = [resolve(np.load(path, mmap_mode="r")[a:b], base) for path, a, b, base in space]
+        tables.append(np.concatenate(pieces))
+    i = tables[0][frame["source"].to_numpy()]
+    j = tables[-1][frame["target"].to_numpy()]
+    t = task.grid.steps_of(frame["time"].to_numpy())
+    loops = i == j
+    value: NDArray[Any] | None = None
+    if task.entry == "sum":
+        value = frame["weight"].to_numpy() if "weight" in frame.columns else np.ones(len(i))
+    if not task.directed:
+        # Both halves are made here, of the same rows: each then sums the same values in the same order.
+        off = ~loops
+        i, j = np.concatenate([i, j[off]]), np.concatenate([j, i[off]])
+        t = np.concatenate([t, t[off]])
+        value = None if value is None else np.concatenate([value, value[off]])
+    words, value, starts = pack(task.packing, i, j, t, value)
+    if task.entry != "sum":
+        first = _first_of_runs(words, starts)
+        if task.entry == "count":
+            value = np.diff(np.append(first, len(words))).astype(np.float64)
+        words, starts = words[first], np.searchsorted(first, starts)
+    np.save(task.words_path, words)
+    np.save(task.starts_path, starts)
+    if value is not None:
+        np.save(task.values_path, value)
+    return int(loops.sum())
+
+
+def _first_of_runs(words: Words, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where a new event starts; equal words in two bins are two events."""
+    new = np.empty(len(words), dtype=bool)
+    new[:1] = True
+    np.not_equal(words[1:], words[:-1], out=new[1:])
+    new[starts[:-1][starts[:-1] < len(words)]] = True
+    return np.flatnonzero(new)
+
+
+def choose_blocks(per_bin: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Gather neighbouring bins into blocks of about `BLOCK_EVENTS`."""
+    blocks: list[tuple[int, int]] = []
+    first, held = 0, 0
+    for index, count in enumerate(per_bin):
+        if index > first and held + count > BLOCK_EVENTS:
+            blocks.append((first, index))
+            first, held = index, 0
+        held += int(count)
+    return [*blocks, (first, len(per_bin))]
+
+
+@dataclass(frozen=True)
+class BlockTask:
+    """The merging of some bins into one block of rows."""
+
+    index: int
+    bins: tuple[int, int]
+    parts: tuple[str, ...]
+    work: str
+    packing: Packing
+    directed: bool
+    entry: Entry
+    pair_weight: PairWeight
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """The rows [first, last) of the block."""
+        first, last = (min(at * self.packing.bin_rows, self.packing.n_nodes) for at in self.bins)
+        return first, last
+
+    def path(self, array: str) -> Path:
+        """Where one array of the block goes."""
+        return Path(self.work) / f"block-{self.index:06d}.{array}.npy"
+
+
+@dataclass(frozen=True)
+class BlockRecord:
+    """What is in a block."""
+
+    n_pairs: int
+    n_events: int
+    n_distinct: int
+    n_cancelled: int
+
+
+def merge_block(task: BlockTask) -> BlockRecord:
+    """Merge the events of a block's rows from every part, and write the block's arrays."""
+    merged = [_merge_bin(task, at) for at in range(*task.bins)]
+    i, j, t, value = (np.concatenate(column) for column in zip(*merged, strict=True))
+    upper = slice(None) if task.directed else i <= j
+    n_distinct = len(value[upper])
+    present = value != 0
+    n_cancelled = n_distinct - int(np.count_nonzero(present[upper]))
+    if not present.all():
+        i, j, t, value = i[present], j[present], t[present], value[present]
+    first_row, last_row = task.rows
+    changed = np.empty(len(i), dtype=bool)
+    changed[:1] = True
+    np.logical_or(i[1:] != i[:-1], j[1:] != j[:-1], out=changed[1:])
+    first = np.flatnonzero(changed)
+    per_row = np.bincount(i[first] - first_row, minlength=last_row - first_row)
+    tube_ptr = np.append(first, len(i))
+    tensor = TemporalTensor(
+        n_nodes=last_row - first_row,
+        n_steps=task.packing.n_steps,
+        directed=True,
+        indptr=np.concatenate([[0], np.cumsum(per_row)]),
+        indices=j[first],
+        tube_ptr=tube_ptr,
+        steps=t,
+        values=value,
+    ).with_pair_weight(task.pair_weight)
+    # Pointers without their first zero: what they point at is shifted when the blocks are joined.
+    for name, array in (
+        ("indptr", tensor.indptr[1:]),
+        ("indices", tensor.indices),
+        ("tube_ptr", tensor.tube_ptr[1:]),
+        ("steps", tensor.steps),
+        ("values", tensor.values),
+    ):
+        np.save(task.path(name), array)
+    return BlockRecord(tensor.n_pairs, tensor.n_events, n_distinct, n_cancelled)
+
+
+def _merge_bin(
+    task: BlockTask, at: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    words, values = _read_bin(task, at)
+    if task.entry == "binary":
+        words.sort()
+        words = words[_first_of_runs(words, np.zeros(1, dtype=np.int64))]
+        value = np.ones(len(words))
+    else:
+        # By value inside an event, as TemporalTensor.from_events does: the sum is then always the same.
+        order = np.lexsort((values, words))
+        words, values = words[order], values[order]
+        first = _first_of_runs(words, np.zeros(1, dtype=np.int64))
+        value = np.add.reduceat(values, first) if len(first) else np.empty(0)
+        words = words[first]
+    packing = task.packing
+    i = (words >> np.uint64(packing.pair_bits)).astype(np.int64) + at * packing.bin_rows
+    step_mask, pair_mask = (1 << packing.step_bits) - 1, (1 << packing.pair_bits) - 1
+    j = ((words & np.uint64(pair_mask)) >> np.uint64(packing.step_bits)).astype(np.int64)
+    return i, j, (words & np.uint64(step_mask)).astype(np.int64), value
+
+
+def _read_bin(task: BlockTask, at: int) -> tuple[Words, NDArray[np.float64]]:
+    words, values = [np.empty(0, dtype=np.uint64)], [np.empty(0)]
+    for name in task.parts:
+        start, stop = np.load(Path(task.work) / f"{name}.starts.npy", mmap_mode="r")[at : at + 2]
+        if start == stop:
+            continue
+        words.append(np.load(Path(task.work) / f"{name}.words.npy", mmap_mode="r")[start:stop])
+        if task.entry != "binary":
+            values.append(np.load(Path(task.work) / f"{name}.values.npy", mmap_mode="r")[start:stop])
+    return np.concatenate(words), np.concatenate(values)
+
+
+def count_bins(parts: Sequence[MapTask], n_bins: int) -> NDArray[np.int64]:
+    """Sum the events of every bin over the parts."""
+    total = np.zeros(n_bins, dtype=np.int64)
+    for part in parts:
+        total += np.diff(np.load(part.starts_path))
+    return total

@@ -1,0 +1,218 @@
+"""Rows: from raw columns to valid edges, with every row that is not one counted, by kind, with examples."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from toffee_dist.errors import InputError
+from toffee_dist.schema import IdKind, Schema, id_kind_of
+from toffee_dist.sources import SourceFile
+from toffee_dist.tensor import LARGEST_WEIGHT, SMALLEST_WEIGHT
+
+MAX_EXAMPLES = 5
+# Ticks stay well inside int64, so that differences of two of them do too.
+LARGEST_TICK = 1 << 61
+
+_ID_TYPES: dict[IdKind, pl.DataType] = {
+    "integer": pl.Int64(),
+    "unsigned": pl.UInt64(),
+    "string": pl.String(),
+}
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """One row that is no edge: where it is (rows count from 1 in a file), and why."""
+
+    fragment: int
+    path: str
+    row: int
+    kind: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.path}, row {self.row:,}: {self.kind} ({self.value})"
+
+
+@dataclass
+class BadRows:
+    """How many rows are no edges, by kind, and the first few of them."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    examples: list[BadRow] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self.counts.values())
+
+
+def clean_rows(
+    raw: pl.DataFrame, schema: Schema, file: SourceFile, fragment: int, offset: int, bad: BadRows
+) -> pl.DataFrame:
+    """Return the valid rows as source, target (ids), time (int64 ticks) and weight (float64, if read).
+
+    Parameters
+    ----------
+    raw
+        The columns as `readers.read_fragment` gives them.
+    fragment, offset
+        Where the first row is; for the examples.
+    bad
+        Is added to.
+
+    Raises
+    ------
+    InputError
+        Where a whole column is of the wrong type; that is no matter of single rows.
+    """
+    checks: list[tuple[str, str, pl.Expr]] = []
+    columns: list[pl.Expr] = []
+    for role in ("source", "target"):
+        kind = schema.source_ids if role == "source" else schema.target_ids
+        column, found = _ids(role, raw.schema[role], kind, schema, file)
+        columns.append(column.alias(f"_{role}"))
+        checks += found
+    time, found = _ticks(raw.schema["time"], schema, file)
+    columns.append(time.alias("_time"))
+    checks += found
+    if "weight" in raw.columns:
+        weight, found = _weights(raw.schema["weight"], file)
+        columns.append(weight.alias("_weight"))
+        checks += found
+    frame = raw.with_columns(columns)
+    # A row is bad for the first reason that holds, so that the counts add up to the rows.
+    reason = pl.lit(None, dtype=pl.UInt8)
+    for number in reversed(range(len(checks))):
+        reason = pl.when(checks[number][2]).then(pl.lit(number, dtype=pl.UInt8)).otherwise(reason)
+    frame = frame.with_columns(reason.alias("_bad"))
+    clean = [pl.col(f"_{role}").alias(role) for role in raw.columns]
+    if frame["_bad"].null_count() == frame.height:
+        return frame.select(clean)
+    wrong = frame.with_row_index("_row").filter(pl.col("_bad").is_not_null())
+    for number, count in wrong["_bad"].value_counts().iter_rows():
+        bad.counts[checks[number][0]] += count
+    for row in wrong.head(max(0, MAX_EXAMPLES - len(bad.examples))).iter_rows(named=True):
+        kind, role, _ = checks[row["_bad"]]
+        value = row[role]
+        shown = "nothing" if value is None else repr(value) if isinstance(value, str) else str(value)
+        bad.examples.append(BadRow(fragment, file.path, offset + row["_row"] + 1, kind, shown[:100]))
+    return frame.filter(pl.col("_bad").is_null()).select(clean)
+
+
+def _wrong_type(role: str, dtype: object, allowed: str, file: SourceFile) -> InputError:
+    return InputError(
+        f"{role} column of {file.path} changed its type",
+        got=str(dtype),
+        allowed=f"{allowed}, as in the first file",
+        remedy="Read files of one schema at a time, or cast the column; --ids string reads all ids as text.",
+    )
+
+
+def _ids(
+    role: str, dtype: pl.DataType, kind: IdKind, schema: Schema, file: SourceFile
+) -> tuple[pl.Expr, list[tuple[str, str, pl.Expr]]]:
+    column = pl.col(role)
+    missing = column.is_null() | (column == "") if file.format == "text" else column.is_null()
+    checks = [(f"{role} is null", role, missing)]
+    if file.format == "text" or (dtype == pl.String and kind == "string"):
+        ids = column if kind == "string" else column.cast(_ID_TYPES[kind], strict=False)
+        if kind != "string" and schema.plain_integers:
+            odd = column.str.contains(r"^(-?0\d|\+|-0$)")
+            checks.append((f"{role} is not a plain integer", role, odd | ids.is_null()))
+        return ids, [*checks, (f"{role} is not an integer", role, ids.is_null())]
+    found = id_kind_of(dtype)
+    if found is None or (found == "string") != (kind == "string"):
+        # Integers that are asked for as strings are an answer; strings among integers are not.
+        if not (kind == "string" and dtype.is_integer() and not schema.plain_integers):
+            raise _wrong_type(role, dtype, kind, file)
+    ids = column.cast(_ID_TYPES[kind], strict=False)
+    return ids, [*checks, (f"{role} is outside the range of {kind} ids", role, ids.is_null())]
+
+
+def _ticks(
+    dtype: pl.DataType, schema: Schema, file: SourceFile
+) -> tuple[pl.Expr, list[tuple[str, str, pl.Expr]]]:
+    column = pl.col("time")
+    null = ("time is null", "time", column.is_null())
+    kind = schema.time
+    if dtype == pl.String:
+        if kind == "integer":
+            ticks = column.cast(pl.Int64, strict=False)
+        elif kind == "float":
+            ticks = _scaled(column.cast(pl.Float64, strict=False))
+        elif kind in ("text", "date", "datetime"):
+            ticks = _moments(column, schema)
+        else:
+            raise _wrong_type("time", dtype, kind, file)
+    elif kind == "integer" and dtype.is_integer():
+        ticks = column.cast(pl.Int64, strict=False)
+    elif kind == "float" and dtype.is_numeric():
+        ticks = _scaled(column.cast(pl.Float64, strict=False))
+    elif kind == "date" and dtype == pl.Date:
+        ticks = _localized(column.cast(pl.Datetime("us")), schema.zone)
+    elif kind == "datetime" and isinstance(dtype, pl.Datetime):
+        if dtype.time_unit == "ns" and schema.per_second != 10**9:
+            raise _wrong_type("time", dtype, "timestamps of µs or coarser", file)
+        unit = "ns" if schema.per_second == 10**9 else "us"
+        if dtype.time_zone is None:
+            ticks = _localized(column.dt.cast_time_unit(unit), schema.zone)
+        else:
+            ticks = column.dt.cast_time_unit(unit).cast(pl.Int64)
+    else:
+        raise _wrong_type("time", dtype, kind, file)
+    outside = (ticks > LARGEST_TICK) | (ticks < -LARGEST_TICK)
+    return ticks, [
+        null,
+        ("time cannot be read", "time", ticks.is_null()),
+        ("time is out of range", "time", outside),
+    ]
+
+
+def _scaled(value: pl.Expr) -> pl.Expr:
+    """Return numbers with fractions as ticks of 10⁻⁶; NaN, infinity and the too large become null."""
+    scaled = (value * 1e6).round()
+    return pl.when(scaled.abs() <= float(LARGEST_TICK)).then(scaled).otherwise(None).cast(pl.Int64)
+
+
+def _localized(naive: pl.Expr, zone: str) -> pl.Expr:
+    """Return moments of the zone's wall clock as ticks; the repeated hour is its first, a skipped one null."""
+    if zone == "UTC":
+        return naive.cast(pl.Int64)
+    return naive.dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null").cast(pl.Int64)
+
+
+def _moments(column: pl.Expr, schema: Schema) -> pl.Expr:
+    """Read ISO dates and timestamps, with or without zone, row by row as they come."""
+    text = column.str.replace("T", " ", literal=True).str.replace_all("/", "-", literal=True)
+    zone = text.str.extract(r":\d\d(?:\.\d+)? ?(Z|[+-]\d\d(?::?\d\d)?)$")
+    body = text.str.replace(r"(:\d\d(?:\.\d+)?) ?(?:Z|[+-]\d\d(?::?\d\d)?)$", "$1")
+    naive = pl.coalesce(
+        body.str.to_datetime(form, time_unit="us", strict=False)
+        for form in ("%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M", "%Y-%m-%d")
+    )
+    sign = pl.when(zone.str.starts_with("-")).then(-1).otherwise(1)
+    digits = zone.str.replace_all(r"\D", "")
+    minutes = digits.str.slice(0, 2).cast(pl.Int64, strict=False).fill_null(0) * 60
+    minutes += digits.str.slice(2, 2).cast(pl.Int64, strict=False).fill_null(0)
+    shifted = naive.cast(pl.Int64) - sign * minutes * 60_000_000
+    ticks = pl.when(zone.is_not_null()).then(shifted).otherwise(_localized(naive, schema.zone))
+    return ticks * (schema.per_second // 10**6)
+
+
+def _weights(dtype: pl.DataType, file: SourceFile) -> tuple[pl.Expr, list[tuple[str, str, pl.Expr]]]:
+    column = pl.col("weight")
+    if not (dtype == pl.String or dtype.is_numeric() or dtype == pl.Boolean):
+        raise _wrong_type("weight", dtype, "numbers", file)
+    value = column.cast(pl.Float64, strict=False)
+    size = value.abs()
+    outside = (size != 0) & ((size < SMALLEST_WEIGHT) | (size > LARGEST_WEIGHT))
+    return value, [
+        ("weight is null", "weight", column.is_null()),
+        ("weight is not a number", "weight", value.is_null() | value.is_nan()),
+        ("weight is infinite", "weight", value.is_infinite()),
+        (f"weight is outside {SMALLEST_WEIGHT:g} to {LARGEST_WEIGHT:g}", "weight", outside),
+    ]

@@ -1,0 +1,147 @@
+"""The scan: read fragments, keep the valid rows, and leave them on storage with ids as small numbers.
+
+Ids are looked at once, here: a part of the rows is written with each id as its position in the sorted list of
+the part's distinct ids. Later maps carry that short list, never the ids of every row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from toffee_dist.readers import BLOCK_ROWS, read_fragment
+from toffee_dist.registry import Id, encode_ids, sample_ids
+from toffee_dist.rows import BadRows, clean_rows
+from toffee_dist.schema import Schema
+from toffee_dist.sources import Fragment
+from toffee_dist.timegrid import MAX_STEPS
+
+
+@dataclass(frozen=True)
+class ScanTask:
+    """What one task reads.
+
+    Parameters
+    ----------
+    since, until
+        Rows outside [since, until) are counted and left out; None is open.
+    keep
+        False only looks: counts and the range of time, nothing written.
+    distinct
+        Whether to collect the distinct times.
+    """
+
+    index: int
+    fragments: tuple[Fragment, ...]
+    schema: Schema
+    work: str
+    bipartite: bool = False
+    since: int | None = None
+    until: int | None = None
+    keep: bool = True
+    distinct: bool = False
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the valid rows on storage: positions of source and target, time, weight."""
+
+    name: str
+    rows: int
+    counts: tuple[int, ...]
+    samples: tuple[list[Id], ...]
+
+    def rows_path(self, work: str) -> Path:
+        """Where the rows are."""
+        return Path(work) / f"{self.name}.rows.arrow"
+
+    def ids_path(self, work: str, space: int) -> Path:
+        """Where the sorted distinct ids of one space are."""
+        return Path(work) / f"{self.name}.ids{space}.arrow"
+
+    def times_path(self, work: str) -> Path:
+        """Where the distinct times are."""
+        return Path(work) / f"{self.name}.times.npy"
+
+
+@dataclass
+class ScanRecord:
+    """What one task found."""
+
+    fragment_rows: list[tuple[int, int]] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    bad: BadRows = field(default_factory=BadRows)
+    rows: int = 0
+    comments: int = 0
+    outside: int = 0
+    lo: int | None = None
+    hi: int | None = None
+
+
+def scan(task: ScanTask) -> ScanRecord:
+    """Read the fragments of a task into parts of at most about `BLOCK_ROWS` rows each."""
+    record = ScanRecord()
+    waiting: list[pl.DataFrame] = []
+    held = 0
+    for frame in _valid_rows(task, record):
+        if held and held + frame.height > BLOCK_ROWS:
+            _write_part(pl.concat(waiting), task, record)
+            waiting, held = [], 0
+        waiting.append(frame)
+        held += frame.height
+    if held:
+        _write_part(pl.concat(waiting), task, record)
+    return record
+
+
+def _valid_rows(task: ScanTask, record: ScanRecord) -> Iterator[pl.DataFrame]:
+    for fragment in task.fragments:
+        layout = task.schema.layouts.get(fragment.file.layout)
+        offset = 0
+        # A kind of file without a layout had only empty files.
+        for raw, comments in read_fragment(fragment, layout) if layout else ():
+            frame = clean_rows(raw, task.schema, fragment.file, fragment.index, offset, record.bad)
+            offset += raw.height
+            record.comments += comments
+            if task.since is not None or task.until is not None:
+                before = frame.height
+                low = task.since if task.since is not None else frame["time"].min()
+                high = task.until if task.until is not None else None
+                inside = pl.col("time") >= low if high is None else pl.col("time").is_between(low, high - 1)
+                frame = frame.filter(inside)
+                record.outside += before - frame.height
+            if frame.height:
+                lo, hi = int(frame["time"].min()), int(frame["time"].max())  # type: ignore[arg-type]
+                record.lo = lo if record.lo is None else min(lo, record.lo)
+                record.hi = hi if record.hi is None else max(hi, record.hi)
+                if task.keep:
+                    yield frame
+        record.rows += offset
+        record.fragment_rows.append((fragment.index, offset))
+
+
+def _write_part(frame: pl.DataFrame, task: ScanTask, record: ScanRecord) -> None:
+    name = f"part-{task.index:06d}-{len(record.parts):04d}"
+    groups = (
+        [[frame["source"]], [frame["target"]]] if task.bipartite else [[frame["source"], frame["target"]]]
+    )
+    encoded = [encode_ids(group) for group in groups]
+    ids = [found for found, _ in encoded]
+    source, target = [codes for _, found in encoded for codes in found]
+    part = Part(
+        name, frame.height, tuple(len(found) for found in ids), tuple(sample_ids(found) for found in ids)
+    )
+    for space, found in enumerate(ids):
+        found.alias("id").to_frame().write_ipc(part.ids_path(task.work, space))
+    columns = {"source": source, "target": target, "time": frame["time"]}
+    if "weight" in frame.columns:
+        columns["weight"] = frame["weight"]
+    pl.DataFrame(columns).write_ipc(part.rows_path(task.work))
+    if task.distinct:
+        times = frame["time"].unique().sort().to_numpy()
+        np.save(part.times_path(task.work), times[: MAX_STEPS + 1])
+    record.parts.append(part)

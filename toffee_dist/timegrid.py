@@ -1,0 +1,364 @@
+"""Time: what the numbers of a time column mean, and which step of the grid each one falls in.
+
+Inside, a time is an int64 count of ticks: since 1970-01-01 UTC for instants, plain units for numbers. A grid
+maps ticks to steps 0..T-1 and a step back to a time that a person can read. Steps without edges exist.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any, Literal, Self, get_args
+from zoneinfo import ZoneInfo
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toffee_dist.errors import ConfigError, InputError
+
+TimeUnit = Literal["auto", "s", "ms", "us", "ns", "number"]
+
+PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+UNIT_NAMES = {"s": "epoch seconds", "ms": "epoch ms", "us": "epoch µs", "ns": "epoch ns"}
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+# More steps than this is a mistake in the unit or the step, not a time axis.
+MAX_STEPS = 1_000_000
+
+_DURATION = re.compile(r"(\d+)\s*([smhdw])")
+_EPOCH = date(1970, 1, 1)
+_DURATIONS = "a whole number and s, m, h, d or w, such as 6h, 1d, 1w"
+
+Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TimeScale:
+    """What one tick of a time column is.
+
+    Parameters
+    ----------
+    ticks
+        Ticks a second (instants) or ticks a unit (plain numbers).
+    instant
+        Whether times are moments since 1970-01-01 UTC; False: numbers without a calendar.
+    zone
+        Whose days and weeks the grid follows, and whose wall clock timestamps without a zone show.
+    """
+
+    ticks: int
+    instant: bool
+    zone: str = "UTC"
+
+    def show(self, tick: int) -> str:
+        """Return the tick as a person would write it."""
+        if not self.instant:
+            whole, rest = divmod(tick, self.ticks)
+            return str(whole) if rest == 0 else str(tick / self.ticks)
+        seconds, rest = divmod(tick, self.ticks)
+        try:
+            text = (datetime.fromtimestamp(0, UTC) + timedelta(seconds=seconds)).astimezone(
+                ZoneInfo(self.zone)
+            )
+        except (OverflowError, ValueError):
+            return f"{seconds} s since 1970"
+        digits = len(str(self.ticks)) - 1
+        fraction = f".{rest:0{digits}d}".rstrip("0") if rest else ""
+        return text.strftime("%Y-%m-%dT%H:%M:%S") + fraction + text.strftime("%z")
+
+
+def check_zone(zone: str) -> str:
+    """Return the zone, or say that no such zone exists."""
+    try:
+        ZoneInfo(zone)
+    except (KeyError, ValueError, OSError):
+        raise ConfigError(
+            "zone", got=repr(zone), allowed="an IANA zone such as UTC or Europe/Athens"
+        ) from None
+    return zone
+
+
+def choose_scale(
+    lo: int, hi: int, per_unit: int, per_second: int, unit: TimeUnit, zone: str
+) -> tuple[TimeScale, str]:
+    """Decide what the ticks of a column are, and say why.
+
+    Parameters
+    ----------
+    lo, hi
+        The smallest and largest tick.
+    per_unit
+        Ticks a unit of a numeric column (1, or 10⁶ where the column holds fractions).
+    per_second
+        Ticks a second of a column of dates or timestamps; 0 for numeric columns.
+    unit
+        What the user said; ``auto`` looks at the magnitude.
+
+    Returns
+    -------
+    scale, note
+        The note is empty where nothing was guessed.
+    """
+    if unit not in get_args(TimeUnit):
+        raise ConfigError("time unit", got=repr(unit), allowed=", ".join(get_args(TimeUnit)))
+    if per_second:
+        if unit != "auto":
+            raise ConfigError(
+                "time unit for a column of dates or timestamps",
+                got=unit,
+                allowed="auto",
+                remedy="Leave --time-unit out: the column says what it holds.",
+            )
+        return TimeScale(per_second, True, zone), ""
+    if unit != "auto":
+        instant = unit != "number"
+        return TimeScale(per_unit * PER_SECOND.get(unit, 1), instant, zone), ""
+    largest = max(abs(lo), abs(hi)) // per_unit
+    # 1973 to 5138 in each unit: three decades apart, so that no two units overlap.
+    for bound, name in ((10**8, "number"), (10**11, "s"), (10**14, "ms"), (10**17, "us"), (2**64, "ns")):
+        if largest < bound:
+            break
+    named = UNIT_NAMES.get(name, "plain numbers")
+    note = f"time: {named}, guessed from values up to {largest} (--time-unit says otherwise)"
+    return TimeScale(per_unit * PER_SECOND.get(name, 1), name != "number", zone), note
+
+
+@dataclass(frozen=True)
+class TimeGrid:
+    """The steps 0..T-1 of a tensor, as times.
+
+    Parameters
+    ----------
+    step
+        What was asked for: ``1d``, ``bins:64``, ``distinct``.
+    scale
+        What a tick is.
+    n_steps
+        T.
+    since, until
+        Ticks outside [since, until) are outside the grid.
+    origin, width
+        Step t covers [origin + t·width, origin + (t+1)·width), where all steps are equally long.
+    edges
+        Otherwise the T+1 boundaries; for ``distinct`` the T times themselves.
+
+    Examples
+    --------
+    >>> grid = build_grid("1d", 0, 3 * 86400, TimeScale(1, True))
+    >>> grid.n_steps, grid.steps_of(np.array([0, 86400, -1])).tolist(), grid.show(3)
+    (4, [0, 1, -1], '1970-01-04T00:00:00+0000')
+    """
+
+    step: str
+    scale: TimeScale
+    n_steps: int
+    since: int
+    until: int
+    origin: int = 0
+    width: int = 0
+    edges: tuple[int, ...] = ()
+
+    def steps_of(self, ticks: Int64s) -> Int64s:
+        """Return the step of every tick; -1 for a tick outside the grid."""
+        if self.width:
+            steps = (ticks - self.origin) // self.width
+        else:
+            edges = np.array(self.edges, dtype=np.int64)
+            steps = np.searchsorted(edges, ticks, side="right").astype(np.int64) - 1
+            if self.step == "distinct":
+                steps[edges[steps] != ticks] = -1
+        steps[(ticks < self.since) | (ticks >= self.until)] = -1
+        return steps
+
+    def start(self, step: int) -> int:
+        """Return the first tick of a step."""
+        return self.origin + step * self.width if self.width else self.edges[step]
+
+    def show(self, step: int) -> str:
+        """Return the first moment of a step as a person would write it."""
+        return self.scale.show(self.start(step))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain types, for a manifest."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Rebuild from `to_json`."""
+        fields = dict(data)
+        return cls(**{**fields, "scale": TimeScale(**fields["scale"]), "edges": tuple(fields["edges"])})
+
+
+def check_step(step: str) -> None:
+    """Refuse a step that no data could make sense of, before anything is read."""
+    if step == "distinct" or re.fullmatch(r"\d+", step):
+        good = step == "distinct" or int(step) > 0
+    elif step.startswith("bins:"):
+        good = step[5:].isdecimal() and 0 < int(step[5:]) <= MAX_STEPS
+    else:
+        match = _DURATION.fullmatch(step)
+        good = match is not None and int(match[1]) > 0
+    if not good:
+        raise ConfigError(
+            "step",
+            got=repr(step),
+            allowed=f"{_DURATIONS}; a whole number for plain-number times; bins:N; distinct",
+        )
+
+
+def build_grid(
+    step: str,
+    lo: int,
+    hi: int,
+    scale: TimeScale,
+    *,
+    since: int | None = None,
+    until: int | None = None,
+    distinct: Int64s | None = None,
+) -> TimeGrid:
+    """Lay the grid over the data.
+
+    Days and weeks are calendar days and weeks of the zone; a week starts on Monday. Shorter steps have a fixed
+    length and count from the zone's midnight before the first edge. Where `since` is given the grid starts at
+    the step that holds it, and where `until` is given it ends with the step before it, edges or not.
+
+    Parameters
+    ----------
+    step
+        ``1d``, ``6h``, …; ``bins:N``; ``distinct``; a whole number for plain numbers.
+    lo, hi
+        The first and last tick of an edge inside the window.
+    distinct
+        The sorted distinct ticks, for ``distinct``.
+    """
+    check_step(step)
+    lo = lo if since is None else since
+    hi = hi if until is None else until - 1
+    window = {"since": lo, "until": hi + 1}
+    if step == "distinct":
+        if distinct is None or len(distinct) > MAX_STEPS:
+            raise _too_many("more distinct times", "--step 1d, or --step bins:1000")
+        return TimeGrid(step, scale, len(distinct), **window, edges=tuple(distinct.tolist()))
+    if step.startswith("bins:"):
+        n_bins, span = int(step[5:]), hi + 1 - lo
+        # floor((t-lo)·N/span) = k from the tick lo + ceil(k·span/N) on, in whole numbers.
+        edges = tuple(lo - (-k * span) // n_bins for k in range(n_bins + 1))
+        return TimeGrid(step, scale, n_bins, **window, edges=edges)
+    if step.isdecimal():
+        if scale.instant:
+            raise ConfigError(
+                "step for times that are moments", got=step, allowed=_DURATIONS, remedy=f"Write {step}s?"
+            )
+        return _uniform(step, scale, lo - lo % scale.ticks, int(step) * scale.ticks, window)
+    count, unit = _split(step)
+    if not scale.instant:
+        raise ConfigError(
+            "step for plain-number times",
+            got=step,
+            allowed="a whole number, distinct or bins:N",
+            remedy="Say what a number is, for example --time-unit s.",
+        )
+    width = count * SECONDS[unit] * scale.ticks
+    first = _local_day(lo, scale)
+    if unit == "w":
+        first -= timedelta(days=first.weekday())
+    origin = _midnight(first, scale)
+    if unit in "dw" and scale.zone != "UTC":
+        days = count * (7 if unit == "w" else 1)
+        n_steps = (_local_day(hi, scale) - first).days // days + 1
+        _check_count(n_steps, step)
+        edges = tuple(_midnight(first + timedelta(days=days * k), scale) for k in range(n_steps + 1))
+        return TimeGrid(step, scale, n_steps, **window, edges=edges)
+    # Short steps: from midnight, but not a whole day of empty steps before the first edge.
+    origin += 0 if unit in "dw" else (lo - origin) // width * width
+    return _uniform(step, scale, origin, width, window)
+
+
+def parse_moment(text: str, scale: TimeScale, name: str) -> int:
+    """Read --since or --until: a date, a timestamp, or a number as the time column holds it."""
+    if re.fullmatch(r"-?\d+", text) and not (scale.instant and len(text) == 8):
+        return int(text) * (1 if scale.instant else scale.ticks)
+    if scale.instant:
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            pass
+        else:
+            if moment.tzinfo is None:
+                moment = moment.replace(tzinfo=ZoneInfo(scale.zone))
+            return _ticks(moment, scale)
+    kinds = "a date, a timestamp or a number of the column" if scale.instant else "a whole number"
+    raise ConfigError(name, got=repr(text), allowed=kinds)
+
+
+def last_window(text: str, hi: int, scale: TimeScale) -> int:
+    """Return the first tick of the rolling window of --last that ends with the tick `hi`.
+
+    ``90d`` is 90 calendar days, the day of `hi` included; weeks, hours, … likewise.
+    """
+    if text.isdecimal() and int(text) > 0 and not scale.instant:
+        return hi - int(text) * scale.ticks + 1
+    if _DURATION.fullmatch(text) and scale.instant:
+        count, unit = _split(text)
+        if count > 0:
+            day = _local_day(hi, scale)
+            if unit in "dw":
+                day -= timedelta(days=day.weekday() if unit == "w" else 0)
+                return _midnight(day - timedelta(days=(count - 1) * (7 if unit == "w" else 1)), scale)
+            width = SECONDS[unit] * scale.ticks
+            origin = _midnight(day, scale)
+            return origin + ((hi - origin) // width - count + 1) * width
+    kind = _DURATIONS if scale.instant else "a whole number (the times are plain numbers)"
+    raise ConfigError("--last", got=repr(text), allowed=kind)
+
+
+def _uniform(step: str, scale: TimeScale, origin: int, width: int, window: dict[str, int]) -> TimeGrid:
+    n_steps = (window["until"] - 1 - origin) // width + 1
+    _check_count(n_steps, step)
+    return TimeGrid(step, scale, n_steps, **window, origin=origin, width=width)
+
+
+def _check_count(n_steps: int, step: str) -> None:
+    if n_steps > MAX_STEPS:
+        raise _too_many(f"{n_steps:,} steps of {step}", "a longer --step, --since/--until or --time-unit")
+
+
+def _too_many(got: str, remedy: str) -> InputError:
+    return InputError(
+        "too many steps in time", got=got, allowed=f"at most {MAX_STEPS:,}", remedy=f"Try {remedy}."
+    )
+
+
+def _split(duration: str) -> tuple[int, str]:
+    match = _DURATION.fullmatch(duration)
+    if match is None:
+        raise ConfigError("duration", got=repr(duration), allowed=_DURATIONS)
+    return int(match[1]), match[2]
+
+
+def _ticks(moment: datetime, scale: TimeScale) -> int:
+    delta = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    micros = (delta.days * 86400 + delta.seconds) * 10**6 + delta.microseconds
+    return micros * scale.ticks // 10**6
+
+
+def _midnight(day: date, scale: TimeScale) -> int:
+    if scale.zone == "UTC":
+        return (day - _EPOCH).days * 86400 * scale.ticks
+    return _ticks(datetime.combine(day, time(), ZoneInfo(scale.zone)), scale)
+
+
+def _local_day(tick: int, scale: TimeScale) -> date:
+    try:
+        if scale.zone == "UTC":
+            return _EPOCH + timedelta(days=tick // (86400 * scale.ticks))
+        moment = datetime.fromtimestamp(0, UTC) + timedelta(seconds=tick // scale.ticks)
+        return moment.astimezone(ZoneInfo(scale.zone)).date()
+    except OverflowError:
+        raise InputError(
+            "time outside the calendar",
+            got=f"{tick // scale.ticks} s since 1970",
+            allowed="years 1 to 9999",
+            remedy="Is --time-unit right?",
+        ) from None
