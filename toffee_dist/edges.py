@@ -65,8 +65,8 @@ class IngestConfig:
     """Everything that decides what the tensor is.
 
     Self-loops are kept and counted. Rows that repeat (source, target, step) become one entry and are counted.
-    Rows need no order in time. Weights are read for ``entry="sum"`` only, where they may be negative; a sum of
-    exactly zero is no entry, and is counted.
+    Rows need no order in time. Weights are read for ``entry="sum"`` only, where they may be negative; a sum
+    of exactly zero is no entry, and is counted.
 
     Parameters
     ----------

@@ -23,7 +23,7 @@ from toffee_dist.timegrid import TimeGrid
 
 # Events of one bin, and of one block: what a merging task holds at once, and what it writes.
 BIN_EVENTS = 1 << 20
-BLOCK_EVENTS = 1 << 22
+BLOCK_EVENTS = 1 << 21
 MAX_BINS = 4096
 WORD_BITS = 64
 
@@ -58,6 +58,11 @@ class Packing:
     def bin_rows(self) -> int:
         """Rows of a bin."""
         return -(-self.n_nodes // self.n_bins)
+
+    @property
+    def dtype(self) -> type[np.signedinteger[Any]]:
+        """What rows and steps fit in: half the memory for all but the largest graphs."""
+        return np.int32 if max(self.n_nodes, self.n_steps) <= np.iinfo(np.int32).max else np.int64
 
     @property
     def step_bits(self) -> int:
@@ -131,7 +136,7 @@ def map_part(task: MapTask) -> int:
     tables = []
     for space in task.lookups:
         pieces = [resolve(np.load(path, mmap_mode="r")[a:b], base) for path, a, b, base in space]
-        tables.append(np.concatenate(pieces))
+        tables.append(np.concatenate(pieces).astype(task.packing.dtype))
     i = tables[0][frame["source"].to_numpy()]
     j = tables[-1][frame["target"].to_numpy()]
     t = task.grid.steps_of(frame["time"].to_numpy())
@@ -229,14 +234,14 @@ def merge_block(task: BlockTask) -> BlockRecord:
     np.logical_or(i[1:] != i[:-1], j[1:] != j[:-1], out=changed[1:])
     first = np.flatnonzero(changed)
     per_row = np.bincount(i[first] - first_row, minlength=last_row - first_row)
-    tube_ptr = np.append(first, len(i))
+    short = np.int32 if len(i) <= np.iinfo(np.int32).max else np.int64
     tensor = TemporalTensor(
         n_nodes=last_row - first_row,
         n_steps=task.packing.n_steps,
         directed=True,
-        indptr=np.concatenate([[0], np.cumsum(per_row)]),
+        indptr=np.concatenate([[0], np.cumsum(per_row)]).astype(short),
         indices=j[first],
-        tube_ptr=tube_ptr,
+        tube_ptr=np.append(first, len(i)).astype(short),
         steps=t,
         values=value,
     ).with_pair_weight(task.pair_weight)
@@ -254,7 +259,7 @@ def merge_block(task: BlockTask) -> BlockRecord:
 
 def _merge_bin(
     task: BlockTask, at: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[np.float64]]:
     words, values = _read_bin(task, at)
     if task.entry == "binary":
         words.sort()
@@ -268,10 +273,15 @@ def _merge_bin(
         value = np.add.reduceat(values, first) if len(first) else np.empty(0)
         words = words[first]
     packing = task.packing
-    i = (words >> np.uint64(packing.pair_bits)).astype(np.int64) + at * packing.bin_rows
-    step_mask, pair_mask = (1 << packing.step_bits) - 1, (1 << packing.pair_bits) - 1
-    j = ((words & np.uint64(pair_mask)) >> np.uint64(packing.step_bits)).astype(np.int64)
-    return i, j, (words & np.uint64(step_mask)).astype(np.int64), value
+    dtype = packing.dtype
+    t = (words & np.uint64((1 << packing.step_bits) - 1)).astype(dtype)
+    words >>= np.uint64(packing.step_bits)
+    node_bits = packing.pair_bits - packing.step_bits
+    j = (words & np.uint64((1 << node_bits) - 1)).astype(dtype)
+    words >>= np.uint64(node_bits)
+    i = words.astype(dtype)
+    i += dtype(at * packing.bin_rows)
+    return i, j, t, value
 
 
 def _read_bin(task: BlockTask, at: int) -> tuple[Words, NDArray[np.float64]]:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO
+from typing import IO, cast
 
 import fsspec
 import polars as pl
@@ -112,7 +112,7 @@ def read_fragment(fragment: Fragment, layout: Layout) -> Iterator[tuple[pl.DataF
 
 
 def read_head(file: SourceFile) -> tuple[list[bytes], int]:
-    """Return the first whole lines of a text file after its comments, and how many comment lines there are."""
+    """Return the first whole lines of a text file after its comments, and how many of those there are."""
     with local_copy(file) as local, _open(local) as handle:
         try:
             head = handle.read(HEAD_BYTES)
@@ -234,14 +234,20 @@ def _parse_block(
     if separator == " ":
         if b"\t" in block or b"  " in block or b"\n " in block or b" \n" in block or block[:1] == b" ":
             block = _RUNS.sub(b" ", _EDGES.sub(b"", block))
-    elif ranged and b'"' in block and any(line.count(b'"') % 2 for line in block.split(b"\n")):
+    elif (
+        (ranged or len(block) > BLOCK_BYTES // 2)
+        and b'"' in block
+        and any(line.count(b'"') % 2 for line in block.split(b"\n"))
+    ):
         raise InputError(
             f"a quoted line break in {shown.path}",
             got="a line with an odd number of quotes in a file that is read in pieces",
             allowed="one row a line in text files above 256 MiB",
             remedy="Convert the file to Parquet first.",
         )
-    if block[:1] in b"\n \t" or b"\n\n" in block or b"\n " in block or b"\n\t" in block:
+    if b'"' in block and separator != " ":
+        block = block.strip(b"\n") + b"\n"  # A blank line further inside may be part of a quoted value.
+    elif block[:1] in b"\n \t" or b"\n\n" in block or b"\n " in block or b"\n\t" in block:
         block = _BLANK.sub(b"", block + b"\n")
     # A first line of our own fixes the number of columns, whatever the first row looks like.
     names = [f"c{position}" for position in range(width)]
@@ -281,11 +287,11 @@ def _from_partition(column: Column, names: list[str], shown: SourceFile) -> str:
 
 def _open(file: SourceFile) -> IO[bytes]:
     if file.codec == "gzip":
-        return gzip.open(file.path, "rb")
+        return cast(IO[bytes], gzip.open(file.path, "rb"))
     handle = open(file.path, "rb")
     if file.codec == "zstd":
         stream = zstandard.ZstdDecompressor().stream_reader(handle, read_across_frames=True, closefd=True)
-        return io.BufferedReader(stream, 1 << 20)  # type: ignore[arg-type, return-value]
+        return io.BufferedReader(stream, 1 << 20)
     return handle
 
 

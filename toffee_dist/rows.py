@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Literal
 
 import polars as pl
 
@@ -157,7 +158,7 @@ def _ticks(
     elif kind == "datetime" and isinstance(dtype, pl.Datetime):
         if dtype.time_unit == "ns" and schema.per_second != 10**9:
             raise _wrong_type("time", dtype, "timestamps of µs or coarser", file)
-        unit = "ns" if schema.per_second == 10**9 else "us"
+        unit: Literal["ns", "us"] = "ns" if schema.per_second == 10**9 else "us"
         if dtype.time_zone is None:
             ticks = _localized(column.dt.cast_time_unit(unit), schema.zone)
         else:
@@ -179,7 +180,7 @@ def _scaled(value: pl.Expr) -> pl.Expr:
 
 
 def _localized(naive: pl.Expr, zone: str) -> pl.Expr:
-    """Return moments of the zone's wall clock as ticks; the repeated hour is its first, a skipped one null."""
+    """Return moments of the zone's wall clock as ticks; of a repeated hour the first, a skipped one is null."""
     if zone == "UTC":
         return naive.cast(pl.Int64)
     return naive.dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null").cast(pl.Int64)

@@ -17,7 +17,9 @@ AHEAD = 256
 
 
 @contextmanager
-def cluster(mode: Mode = "threads", workers: int | None = None) -> Iterator[Any]:
+def cluster(
+    mode: Mode = "threads", workers: int | None = None, *, reader_threads: int | None = None
+) -> Iterator[Any]:
     """Give a `distributed.Client` on this machine, closed whatever happens.
 
     Parameters
@@ -26,6 +28,8 @@ def cluster(mode: Mode = "threads", workers: int | None = None) -> Iterator[Any]
         ``threads`` start at once and share memory; ``processes`` do not share the interpreter's lock.
     workers
         Threads or processes; where absent, one a core.
+    reader_threads
+        Threads of the file reader inside each process; where absent, the cores are shared out.
 
     Yields
     ------
@@ -52,7 +56,8 @@ def cluster(mode: Mode = "threads", workers: int | None = None) -> Iterator[Any]
         options |= {"processes": False, "n_workers": 1, "threads_per_worker": count}
     else:
         # Processes × threads of the reader within one must not exceed the cores.
-        environment = {"POLARS_MAX_THREADS": str(max(1, cores // count)), "OPENBLAS_NUM_THREADS": "1"}
+        inner = reader_threads or max(1, cores // count)
+        environment = {"POLARS_MAX_THREADS": str(inner), "OPENBLAS_NUM_THREADS": "1"}
         options |= {"processes": True, "n_workers": count, "threads_per_worker": 1, "env": environment}
         options |= {"host": "127.0.0.1"}
     with dask.config.set(settings), LocalCluster(**options) as local, Client(local) as client:

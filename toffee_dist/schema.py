@@ -18,7 +18,7 @@ TimeKind = Literal["integer", "float", "date", "datetime", "text"]
 
 NAMES = {
     "source": "source src u from from_id source_id src_id sender user user_id head node1 subject i",
-    "target": "target dst v to to_id target_id dst_id receiver item item_id tail node2 object j destination dest",
+    "target": "target dst v to to_id target_id dst_id receiver item item_id tail node2 object j dest",
     "time": "time t ts timestamp date datetime created_at event_time epoch unixtime day when",
     "weight": "weight w value amount count score rating",
 }

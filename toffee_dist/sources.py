@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -149,7 +150,7 @@ def list_fragments(files: Sequence[SourceFile]) -> list[Fragment]:
         total = file.size if file.format == "text" else count_table_rows(file)
         pieces = -(-file.size // limit)
         bounds = [total * piece // pieces for piece in range(pieces + 1)]
-        for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        for start, stop in pairwise(bounds):
             fragments.append(Fragment(len(fragments), file, start, stop))
     return fragments
 

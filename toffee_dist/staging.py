@@ -79,7 +79,9 @@ def join_block(task: JoinTask) -> int:
             continue
         place = np.load(Path(task.folder) / f"{name}.npy", mmap_mode="r+", allow_pickle=False)
         piece = place[start : start + len(array)]
-        np.copyto(piece, array + shift if shift else array, casting="same_kind")
+        # Blocks may be narrower or wider than the whole; the counts of the whole decide.
+        np.copyto(piece, array, casting="same_kind")
+        piece += piece.dtype.type(shift)
         place.flush()
         written += piece.nbytes
     return written

@@ -116,9 +116,8 @@ def choose_scale(
         return TimeScale(per_unit * PER_SECOND.get(unit, 1), instant, zone), ""
     largest = max(abs(lo), abs(hi)) // per_unit
     # 1973 to 5138 in each unit: three decades apart, so that no two units overlap.
-    for bound, name in ((10**8, "number"), (10**11, "s"), (10**14, "ms"), (10**17, "us"), (2**64, "ns")):
-        if largest < bound:
-            break
+    bounds = {"number": 10**8, "s": 10**11, "ms": 10**14, "us": 10**17}
+    name = next((unit for unit, bound in bounds.items() if largest < bound), "ns")
     named = UNIT_NAMES.get(name, "plain numbers")
     note = f"time: {named}, guessed from values up to {largest} (--time-unit says otherwise)"
     return TimeScale(per_unit * PER_SECOND.get(name, 1), name != "number", zone), note
@@ -219,9 +218,9 @@ def build_grid(
 ) -> TimeGrid:
     """Lay the grid over the data.
 
-    Days and weeks are calendar days and weeks of the zone; a week starts on Monday. Shorter steps have a fixed
-    length and count from the zone's midnight before the first edge. Where `since` is given the grid starts at
-    the step that holds it, and where `until` is given it ends with the step before it, edges or not.
+    Days and weeks are calendar days and weeks of the zone; a week starts on Monday. Shorter steps have a
+    fixed length and count from the zone's midnight before the first edge. Where `since` is given the grid
+    starts at the step that holds it, and where `until` is given it ends with the step before it, edges or not.
 
     Parameters
     ----------
@@ -235,22 +234,21 @@ def build_grid(
     check_step(step)
     lo = lo if since is None else since
     hi = hi if until is None else until - 1
-    window = {"since": lo, "until": hi + 1}
     if step == "distinct":
         if distinct is None or len(distinct) > MAX_STEPS:
             raise _too_many("more distinct times", "--step 1d, or --step bins:1000")
-        return TimeGrid(step, scale, len(distinct), **window, edges=tuple(distinct.tolist()))
+        return TimeGrid(step, scale, len(distinct), lo, hi + 1, edges=tuple(distinct.tolist()))
     if step.startswith("bins:"):
         n_bins, span = int(step[5:]), hi + 1 - lo
         # floor((t-lo)·N/span) = k from the tick lo + ceil(k·span/N) on, in whole numbers.
         edges = tuple(lo - (-k * span) // n_bins for k in range(n_bins + 1))
-        return TimeGrid(step, scale, n_bins, **window, edges=edges)
+        return TimeGrid(step, scale, n_bins, lo, hi + 1, edges=edges)
     if step.isdecimal():
         if scale.instant:
             raise ConfigError(
                 "step for times that are moments", got=step, allowed=_DURATIONS, remedy=f"Write {step}s?"
             )
-        return _uniform(step, scale, lo - lo % scale.ticks, int(step) * scale.ticks, window)
+        return _uniform(step, scale, lo - lo % scale.ticks, int(step) * scale.ticks, lo, hi + 1)
     count, unit = _split(step)
     if not scale.instant:
         raise ConfigError(
@@ -269,10 +267,10 @@ def build_grid(
         n_steps = (_local_day(hi, scale) - first).days // days + 1
         _check_count(n_steps, step)
         edges = tuple(_midnight(first + timedelta(days=days * k), scale) for k in range(n_steps + 1))
-        return TimeGrid(step, scale, n_steps, **window, edges=edges)
+        return TimeGrid(step, scale, n_steps, lo, hi + 1, edges=edges)
     # Short steps: from midnight, but not a whole day of empty steps before the first edge.
     origin += 0 if unit in "dw" else (lo - origin) // width * width
-    return _uniform(step, scale, origin, width, window)
+    return _uniform(step, scale, origin, width, lo, hi + 1)
 
 
 def parse_moment(text: str, scale: TimeScale, name: str) -> int:
@@ -313,10 +311,10 @@ def last_window(text: str, hi: int, scale: TimeScale) -> int:
     raise ConfigError("--last", got=repr(text), allowed=kind)
 
 
-def _uniform(step: str, scale: TimeScale, origin: int, width: int, window: dict[str, int]) -> TimeGrid:
-    n_steps = (window["until"] - 1 - origin) // width + 1
+def _uniform(step: str, scale: TimeScale, origin: int, width: int, since: int, until: int) -> TimeGrid:
+    n_steps = (until - 1 - origin) // width + 1
     _check_count(n_steps, step)
-    return TimeGrid(step, scale, n_steps, **window, origin=origin, width=width)
+    return TimeGrid(step, scale, n_steps, since, until, origin=origin, width=width)
 
 
 def _check_count(n_steps: int, step: str) -> None:

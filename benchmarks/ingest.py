@@ -1,0 +1,122 @@
+"""Ingest against one bare polars query, in the same run: wall time, memory, two processes against one.
+
+    python benchmarks/ingest.py            20M edges, 2M ids, 64 steps, as Parquet in a temporary folder
+
+The polars query does the same scan and the same group-by of (source, target, step), keeps the raw ids and
+writes its result to storage; it builds no registry, maps no id, validates nothing and sorts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from toffee_dist.edges import IngestConfig, ingest
+from toffee_dist.runtime import cluster, runner
+
+DAY = 86400
+START = 1_700_006_400
+
+
+def generate(folder: Path, n_rows: int, n_ids: int, n_steps: int, n_files: int) -> None:
+    """Write edges between ids with gaps, heavy-tailed, in no order of time."""
+    rng = np.random.default_rng(0)
+    ids = np.unique(rng.integers(0, 2**40, n_ids + n_ids // 100))[:n_ids]
+    rng.shuffle(ids)
+    folder.mkdir()
+    for index in range(n_files):
+        rows = n_rows // n_files
+        # Half of the edges among everyone, half with a few favourites: repeats, and rows of all sizes.
+        source, target = (
+            ids[(n_ids * rng.random(rows) ** np.where(rng.random(rows) < 0.5, 1.0, 3.0)).astype(np.int64)]
+            for _ in range(2)
+        )
+        moments = START + rng.integers(0, n_steps * DAY, rows)
+        frame = pl.DataFrame({"source": source, "target": target, "time": moments})
+        frame.write_parquet(folder / f"part-{index:03d}.parquet")
+
+
+def bare_polars(folder: Path, out: Path) -> None:
+    """Do the same scan and group-by as one streaming query."""
+    step = ((pl.col("time") - START) // DAY).cast(pl.Int32).alias("step")
+    query = pl.scan_parquet(folder / "*.parquet").group_by("source", "target", step).agg(pl.len())
+    query.sink_parquet(out / "polars.parquet")
+
+
+def best(repeats: int, function: Callable[[], Any]) -> float:
+    """Return the shortest of a few wall times."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def peak_mib() -> float:
+    """Return the largest memory this process ever had (not its parent's, as getrusage would after a fork)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=20_000_000)
+    parser.add_argument("--repeats", type=int, default=2)
+    options = parser.parse_args()
+    n_ids = max(100, options.rows // 10)
+    with tempfile.TemporaryDirectory(prefix="toffee-ingest-") as name:
+        work = Path(name)
+        edges = work / "edges"
+        generate(edges, options.rows, n_ids, 64, 20)
+        config = IngestConfig(inputs=(str(edges),), step="1d")
+        polars = best(options.repeats, lambda: bare_polars(edges, work))
+        seconds: dict[str, float] = {}
+        memory: dict[str, list[float]] = {}
+        summary: Any = None
+        counter = iter(range(1000))
+        for label, mode, workers in (
+            ("threads", "threads", None),
+            ("1 process", "processes", 1),
+            ("2 processes", "processes", 2),
+        ):
+            with cluster(mode, workers, reader_threads=1) as client:
+                run = runner(client)
+                idle = list(client.run(peak_mib).values())
+                results = []
+                seconds[label] = best(
+                    options.repeats,
+                    lambda run=run, results=results: results.append(
+                        ingest(config, work / f"out-{next(counter)}", run)
+                    ),
+                )
+                busy = list(client.run(peak_mib).values())
+                memory[label] = [b - i for b, i in zip(busy, idle, strict=True)]
+                summary = results[-1].summary
+    assert summary.used == options.rows // 20 * 20
+    sizes = (f"{options.rows:,} edges", f"{summary.nodes:,} nodes", f"{summary.entries:,} entries")
+    print(", ".join([*sizes, f"{os.cpu_count()} cores"]))
+    print(f"{'':<14}{'wall s':>8}{'/ polars':>10}{'MiB a task':>12}")
+    print(f"{'bare polars':<14}{polars:>8.2f}{1:>10.2f}{'':>12}")
+    for label, wall in seconds.items():
+        shown = f"{max(memory[label]):.0f}" if "process" in label else "-"
+        print(f"{label:<14}{wall:>8.2f}{wall / polars:>10.2f}{shown:>12}")
+    figures = {
+        "polars_ratio": seconds["threads"] / polars,
+        "two_process_speedup": seconds["1 process"] / seconds["2 processes"],
+        "peak_mib": max(memory["1 process"] + memory["2 processes"]),
+    }
+    print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
+
+
+if __name__ == "__main__":
+    main()
