@@ -180,7 +180,7 @@ def _scaled(value: pl.Expr) -> pl.Expr:
 
 
 def _localized(naive: pl.Expr, zone: str) -> pl.Expr:
-    """Return moments of the zone's wall clock as ticks; of a repeated hour the first, a skipped one is null."""
+    """Return moments of the zone's wall clock as ticks; a repeated hour is the first, a skipped one null."""
     if zone == "UTC":
         return naive.cast(pl.Int64)
     return naive.dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null").cast(pl.Int64)

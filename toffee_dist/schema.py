@@ -22,7 +22,7 @@ NAMES = {
     "time": "time t ts timestamp date datetime created_at event_time epoch unixtime day when",
     "weight": "weight w value amount count score rating",
 }
-_INTEGER = re.compile(r"0|-?[1-9]\d{0,17}")
+_INTEGER = re.compile(r"0|-?[1-9]\d{0,18}")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _DATE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}([T ].*)?")
 _SAMPLE_LINES = 1000
@@ -223,7 +223,7 @@ def _time_of(dtype: pl.DataType | None, file: SourceFile) -> tuple[TimeKind, int
 
 def _time_of_text(values: list[str], file: SourceFile) -> tuple[TimeKind, int]:
     filled = [value for value in values if value]
-    if all(_INTEGER.fullmatch(value) for value in filled):
+    if all(_is_integer(value) for value in filled):
         return "integer", 0
     # One unreadable value among many is a bad row; mostly unreadable is the wrong column.
     dates = sum(_DATE.fullmatch(value) is not None for value in filled)
@@ -238,9 +238,14 @@ def _time_of_text(values: list[str], file: SourceFile) -> tuple[TimeKind, int]:
         )
     if dates > numbers:
         return "text", 10**6
-    integers = sum(_INTEGER.fullmatch(value) is not None for value in filled)
-    fractions = any(_is_number(value) and not _INTEGER.fullmatch(value) for value in filled)
+    integers = sum(_is_integer(value) for value in filled)
+    fractions = any(_is_number(value) and not _is_integer(value) for value in filled)
     return ("float", 0) if fractions and integers < len(filled) else ("integer", 0)
+
+
+def _is_integer(value: str) -> bool:
+    """Tell whether the text is how a 64-bit integer is written, and the only way to write it."""
+    return _INTEGER.fullmatch(value) is not None and -(2**63) <= int(value) < 2**63
 
 
 def _is_number(value: str) -> bool:
@@ -270,7 +275,7 @@ def _look_at_text(
         return [row[at] for row in data if at < len(row)]
 
     ids = [
-        "integer" if all(_INTEGER.fullmatch(value) for value in values(column) if value) else "string"
+        "integer" if all(_is_integer(value) for value in values(column) if value) else "string"
         for column in (layout.source, layout.target)
     ]
     time, per_second = _time_of_text(values(layout.time), file)
@@ -327,7 +332,7 @@ def _find_columns(
         found |= {"source": 0, "target": 1, "time": width - 1}
         if width == 4:
             third = [row[2] for row in rows or [] if len(row) > 2]
-            epoch = bool(third) and all(_INTEGER.fullmatch(v) and abs(int(v)) >= 10**8 for v in third)
+            epoch = bool(third) and all(_is_integer(v) and abs(int(v)) >= 10**8 for v in third)
             found |= {"time": 2, "weight": 3} if epoch else {"weight": 2}
     elif missing:
         raise InputError(

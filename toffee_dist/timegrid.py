@@ -220,7 +220,7 @@ def build_grid(
 
     Days and weeks are calendar days and weeks of the zone; a week starts on Monday. Shorter steps have a
     fixed length and count from the zone's midnight before the first edge. Where `since` is given the grid
-    starts at the step that holds it, and where `until` is given it ends with the step before it, edges or not.
+    starts at the step that holds it; where `until` is given it ends with the step before it, edges or not.
 
     Parameters
     ----------
