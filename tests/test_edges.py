@@ -282,7 +282,6 @@ def test_all_sums_cancel(tmp_path: Path) -> None:
         ("a,b,3,x", "weight is not a number"),
         ("a,b,3,-inf", "weight is infinite"),
         ("a,b,3,1e99", "weight is outside"),
-        ("a,b", "time is null"),
         ("a,b,9223372036854775807,1", "time is out of range"),
     ],
 )
@@ -437,7 +436,7 @@ def test_staged_tensor(tmp_path: Path) -> None:
             0,
         ),
         ("sx-mathoverflow.txt.gz", {"step": "1w"}, 506_550, 24_818, 336, 0, 239_978, 116_109),
-        ("sx-mathoverflow.txt.gz", {"step": "1d"}, 506_550, 24_818, 2_350, None, 239_978, 116_109),
+        ("sx-mathoverflow.txt.gz", {"step": "1d"}, 506_550, 24_818, 2_351, 1, 239_978, 116_109),
     ],
 )
 def test_real_graphs(
@@ -457,6 +456,12 @@ def test_real_graphs(
     assert empty is None or summary.empty_steps == empty
     assert pairs is None or summary.pairs == pairs
     assert loops is None or summary.self_loops == loops
+
+
+def test_short_lines_are_bad_rows(tmp_path: Path) -> None:
+    rows = "source,target,time\n" + "x,y,1\n" * 30 + "x,y\n\n   \nx,y,2,more\n"
+    with pytest.raises(InputError, match=r"1 of 32 rows.*\n.*row 31: time is null"):
+        simple(tmp_path, rows, step="1")
 
 
 def test_time_kinds_are_all_generated() -> None:

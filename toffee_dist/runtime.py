@@ -45,10 +45,16 @@ def cluster(
     import dask
     from distributed import Client, LocalCluster
 
-    # Threads that hold the interpreter for seconds are no news here.
-    settings = {"distributed.admin.tick.limit": "60s"}
+    settings = {
+        # Threads that hold the interpreter for seconds are no news here.
+        "distributed.admin.tick.limit": "60s",
+        # Even without a dashboard an HTTP server starts: it serves nothing, on a free port of the loopback.
+        "distributed.scheduler.http.routes": [],
+        "distributed.worker.http.routes": [],
+    }
     options: dict[str, Any] = {
-        "dashboard_address": None,
+        "scheduler_kwargs": {"dashboard": False, "dashboard_address": "127.0.0.1:0"},
+        "worker_dashboard_address": "127.0.0.1:0",
         "silence_logs": logging.CRITICAL,
         "memory_limit": 0,
     }

@@ -103,7 +103,7 @@ def guess_schema(files: Sequence[SourceFile], options: ColumnOptions) -> tuple[S
     notes: list[str] = []
     kinds: tuple[str, str, TimeKind, int] | None = None
     for file in files:
-        # An empty text file has nothing to say; another of its kind may.
+        # An empty text file, or a mere header, has nothing to say; another of its kind may.
         if file.layout in layouts or (file.size == 0 and file.format == "text"):
             continue
         look = _look_at_text if file.format == "text" else _look_at_table
@@ -264,6 +264,8 @@ def _look_at_text(
     header = options.header == "yes" or (options.header == "auto" and _looks_like_header(rows))
     names = rows[0] if header else []
     data = rows[1:] if header else rows
+    if not data:
+        return None
     layout = _find_columns(file, names, options, data)
     layout = replace(layout, header=header, separator=separator)
     partition = dict(file.partition)
