@@ -196,7 +196,7 @@ def test_many_small_tasks_give_the_same_bits(
 ) -> None:
     monkeypatch.setattr("toffee_dist.sources.TEXT_BYTES", 5000)
     monkeypatch.setattr("toffee_dist.sources.TABLE_BYTES", 5000)
-    frame = random_frame(2, 3000, 300).rename({"src": "source", "dst": "target", "ts": "time", "w": "weight"})
+    frame = random_frame(2, 1500, 300).rename({"src": "source", "dst": "target", "ts": "time", "w": "weight"})
     write(frame, tmp_path / f"edges.{kind}")
     columns = ColumnOptions(bipartite=bipartite, ids="integer")
     config = IngestConfig((str(tmp_path / f"edges.{kind}"),), columns, entry=entry, directed=bipartite)
@@ -214,7 +214,7 @@ def test_many_small_tasks_give_the_same_bits(
     exact = frame.to_pandas().assign(time=[t * 10**9 for t in frame["time"]])
     options = {"step": "1d", "zone": "UTC", "directed": bipartite, "bipartite": bipartite}
     expected = naive_edges.expect(exact, **options, entry=entry, pair_weight="unit")  # type: ignore[arg-type]
-    check(result, expected, 3000)
+    check(result, expected, 1500)
 
 
 @given(st.integers(0, 2**32), st.integers(2, 70), st.integers(1, 9), st.booleans())

@@ -287,12 +287,15 @@ def _look_at_text(
 
 
 def _guess_separator(lines: list[bytes]) -> str:
-    """Take the first separator that cuts the first lines into three fields or more."""
-    for separator in ("\t", ",", ";", "|"):
-        # A tab file may mix in spaces: then only runs of both make sense.
-        counts = [line.count(separator.encode()) for line in lines[:20]]
-        if min(counts) >= 2:
-            return separator
+    """Take the first separator that cuts most of the first lines into three fields, or else into two."""
+    first = lines[:20]
+    for fewest in (2, 1):
+        for separator in ("\t", ",", ";", "|"):
+            cut = sum(line.count(separator.encode()) >= fewest for line in first)
+            if 2 * cut > len(first):
+                return separator
+        if 2 * sum(len(line.split()) > fewest for line in first) > len(first):
+            return " "
     return " "
 
 
