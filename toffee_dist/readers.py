@@ -6,6 +6,7 @@ here: what a value means, and whether it is one, is the question of `rows.py`.
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import re
@@ -128,13 +129,16 @@ def read_head(file: SourceFile) -> tuple[list[bytes], int]:
     return [line for line in (b"\n".join(lines))[start:].splitlines() if line.strip()], comments
 
 
-def split_line(line: bytes, separator: str) -> list[str]:
-    """Return the fields of one line."""
+def split_lines(lines: list[bytes], separator: str, file: SourceFile) -> list[list[str]]:
+    """Return the fields of some lines, for a look at them; quoted fields may go over several lines."""
+    text = [line.decode("utf-8", "replace") for line in lines]
     if separator == " ":
-        return line.decode("utf-8", "replace").split()
-    names = b"c\n" + line
-    frame = pl.read_csv(names, separator=separator, has_header=False, infer_schema=False, skip_lines=1)
-    return ["" if value is None else str(value).strip(" \t") for value in frame.row(0)]
+        return [line.split() for line in text]
+    try:
+        rows = list(csv.reader([f"{line}\n" for line in text], delimiter=separator))
+    except csv.Error:
+        raise _long_line(file, csv.field_size_limit()) from None
+    return [[field.strip(" \t") for field in row] for row in rows if row]
 
 
 def _read_table(fragment: Fragment, layout: Layout, shown: SourceFile) -> Iterator[tuple[pl.DataFrame, int]]:
@@ -168,23 +172,23 @@ def _read_text(fragment: Fragment, layout: Layout, shown: SourceFile) -> Iterato
             line = head[begin:].split(b"\n", 1)[0]
             if len(head) == HEAD_BYTES and begin + len(line) == len(head):
                 raise _long_line(shown, HEAD_BYTES)
-            names = split_line(line.strip(b"\r"), layout.separator)
+            names = split_lines([line.strip(b"\r")], layout.separator, shown)[0]
             begin = min(begin + len(line) + 1, len(head))
         positions = {role: _position(col, names, shown) for role, col in layout.columns().items()}
         width = max([at for at in positions.values() if isinstance(at, int)], default=0) + 1
-        if fragment.start == 0:
-            comments_here, pending = comments, head[begin:]
-            limit = fragment.stop - begin if fragment.stop >= 0 else -1
+        comments_here = comments if fragment.start == 0 else 0
+        limit = -1
+        if fragment.start <= begin:
+            pending = head[begin:]
+            if fragment.stop >= 0:
+                limit = max(fragment.stop - begin, 0)
         else:
-            comments_here, pending, limit = 0, b"", fragment.stop - fragment.start
-            handle.seek(fragment.start - 1)
             # The line that the piece starts in belongs to the piece before.
+            handle.seek(fragment.start - 1)
             skipped = handle.readline(LONGEST_LINE)
             if not skipped.endswith(b"\n") and len(skipped) == LONGEST_LINE:
                 raise _long_line(shown)
-            limit -= len(skipped) - 1
-            if limit <= 0:
-                return
+            pending, limit = b"", max(fragment.stop - fragment.start - len(skipped) + 1, 0)
         ranged = fragment.stop >= 0
         for block in _blocks(handle, pending, limit, shown):
             yield _parse_block(block, layout.separator, positions, width, ranged, shown), comments_here
@@ -195,15 +199,13 @@ def _read_text(fragment: Fragment, layout: Layout, shown: SourceFile) -> Iterato
 
 def _blocks(handle: IO[bytes], pending: bytes, limit: int, shown: SourceFile) -> Iterator[bytes]:
     """Yield blocks of whole lines; where limit ≥ 0, only lines that start within so many bytes."""
-    while True:
+    while limit != 0:
         read = handle.read(BLOCK_BYTES)
         data = pending + read
         if not data:
             return
-        if 0 <= limit <= len(data):
-            end = data.find(b"\n", max(limit - 1, 0)) + 1
-            if limit == 0:
-                return
+        if 0 < limit <= len(data):
+            end = data.find(b"\n", limit - 1) + 1
             if end or not read:
                 yield data[:end] if end else data
                 return
@@ -216,7 +218,7 @@ def _blocks(handle: IO[bytes], pending: bytes, limit: int, shown: SourceFile) ->
             raise _long_line(shown)
         if end:
             yield data[:end]
-            limit -= end if limit >= 0 else 0
+            limit -= end if limit > 0 else 0
 
 
 def _parse_block(

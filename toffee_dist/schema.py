@@ -10,7 +10,7 @@ from typing import Literal
 import polars as pl
 
 from toffee_dist.errors import ConfigError, InputError
-from toffee_dist.readers import Column, Layout, local_copy, read_head, split_line
+from toffee_dist.readers import Column, Layout, local_copy, read_head, split_lines
 from toffee_dist.sources import SourceFile, scan_table, unreadable
 
 IdKind = Literal["integer", "unsigned", "string"]
@@ -260,7 +260,7 @@ def _look_at_text(
     if not lines:
         return None
     separator = _guess_separator(lines) if options.separator == "auto" else options.separator
-    rows = [split_line(line.strip(b"\r"), separator) for line in lines]
+    rows = split_lines(lines, separator, file)
     header = options.header == "yes" or (options.header == "auto" and _looks_like_header(rows))
     names = rows[0] if header else []
     data = rows[1:] if header else rows
