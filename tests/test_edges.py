@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests import naive_edges
 from tests.naive_edges import assert_same
 from tests.tables import FILES, TIME_KINDS, Table, tables, write
-from toffee_dist import ConfigError, InputError, TemporalTensor, edges, entries, readers, registry
+from toffee_dist import ConfigError, InputError, TemporalTensor, edges, entries, readers, registry, text
 from toffee_dist.edges import IngestConfig, Ingested, ingest
 from toffee_dist.runtime import cluster, runner
 from toffee_dist.schema import ColumnOptions
@@ -163,7 +163,7 @@ def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many parts, buckets, bins and blocks of few rows; only where tasks run in this process."""
     monkeypatch.setattr("toffee_dist.scan.BLOCK_ROWS", 300)
     monkeypatch.setattr(readers, "BLOCK_ROWS", 200)
-    monkeypatch.setattr(readers, "BLOCK_BYTES", 3000)
+    monkeypatch.setattr(text, "BLOCK_BYTES", 3000)
     monkeypatch.setattr(registry, "BUCKET_IDS", 250)
     monkeypatch.setattr(entries, "BIN_EVENTS", 100)
     monkeypatch.setattr(entries, "BLOCK_EVENTS", 400)

@@ -13,17 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toffee_dist import ConfigError, InputError, readers, sources
+from toffee_dist import ConfigError, InputError, sources, text
 from toffee_dist.edges import IngestConfig, Ingested, ingest
-from toffee_dist.readers import Layout, read_fragment
+from toffee_dist.readers import read_fragments
 from toffee_dist.schema import ColumnOptions, guess_schema
 from toffee_dist.sources import Fragment, find_files, fingerprint, group_fragments, list_fragments
+from toffee_dist.text import Layout
 
 FRAME = pl.DataFrame({"source": [1, 2, 3], "target": [2, 3, 1], "time": [0, 1, 2]})
 
 
-def guess(path: Path, text: str, **options: Any) -> tuple[Layout, list[str]]:
-    path.write_text(text)
+def guess(path: Path, content: str, **options: Any) -> tuple[Layout, list[str]]:
+    path.write_text(content)
     files, _ = find_files([str(path)])
     schema, notes = guess_schema(files, ColumnOptions(**options))
     return next(iter(schema.layouts.values())), notes
@@ -222,14 +223,14 @@ def test_pieces_of_text_are_the_whole(
     path.write_bytes(b"# comment" + end + data)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "TEXT_BYTES", size)
-        patch.setattr(readers, "HEAD_BYTES", 16)
-        patch.setattr(readers, "BLOCK_BYTES", block)
+        patch.setattr(text, "HEAD_BYTES", 16)
+        patch.setattr(text, "BLOCK_BYTES", block)
         fragments = list_fragments(find_files([str(path)])[0])
         seen, comments = [], 0
-        for fragment in fragments:
-            for frame, found in read_fragment(fragment, Layout(0, 1, 2, separator=",")):
-                seen += frame["time"].to_list()
-                comments += found
+        for batch in read_fragments(fragments, {"csv": Layout(0, 1, 2, separator=",")}):
+            seen += batch.frame["time"].to_list()
+            comments += batch.comments
+            assert sum(piece.rows for piece in batch.pieces) == batch.frame.height
     assert seen == [str(time) for time in times]
     assert comments == 1
 

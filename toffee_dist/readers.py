@@ -1,101 +1,156 @@
-"""Readers: from a piece of a file to frames of raw columns, in bounded memory.
+"""Readers: from pieces of files to frames of raw columns, in bounded memory.
 
-Text is read in blocks of whole lines, decompressed on the way; tables in slices of rows. Nothing is judged
-here: what a value means, and whether it is one, is the question of `rows.py`.
+Large files come in blocks, small ones together: a frame holds a block of one file, or many small files of one
+shape. Nothing is judged here: what a value means, and whether it is one, is the question of `rows.py`.
 """
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import IO, cast
 
-import fsspec
 import polars as pl
 import zstandard
 
-from toffee_dist.errors import InputError
 from toffee_dist.sources import Fragment, SourceFile, scan_table, unreadable
+from toffee_dist.text import Cut, Layout, cut_lines, from_partition, local_copy, read_lines
 
-BLOCK_BYTES = 32 << 20
-LONGEST_LINE = 8 << 20
-HEAD_BYTES = 256 << 10
 BLOCK_ROWS = 1 << 21
-
-Column = str | int
-"""A column by name, or by position from 0."""
-
-_RUNS = re.compile(rb"[ \t]+")
-_EDGES = re.compile(rb"(?m)^[ \t]+|[ \t]+$")
-_BLANK = re.compile(rb"(?m)^[ \t]*\n")
+SMALL_BYTES = 1 << 18
+SMALL_ROWS = 1 << 14
+BATCH = 1024
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where the four columns are in files of one kind.
+class Piece:
+    """Some rows of a frame: where they come from."""
 
-    Parameters
-    ----------
-    source, target, time, weight
-        Columns by name or position; weight None where it is not read.
-    header
-        Text: whether the first line names the columns.
-    separator
-        Text: one character; a space stands for any run of spaces and tabs. Empty for tables.
-    """
-
-    source: Column
-    target: Column
-    time: Column
-    weight: Column | None = None
-    header: bool = False
-    separator: str = ""
-
-    def columns(self) -> dict[str, Column]:
-        """Return the columns to read, by role."""
-        found: dict[str, Column] = {"source": self.source, "target": self.target, "time": self.time}
-        return found if self.weight is None else {**found, "weight": self.weight}
+    fragment: Fragment
+    first: int
+    """Rows of the fragment before these."""
+    rows: int
 
 
-@contextmanager
-def local_copy(file: SourceFile) -> Iterator[SourceFile]:
-    """Give a file that is on this machine, fetched for the time of the block where it is behind a URL."""
-    if not file.remote:
-        yield file
-        return
-    with TemporaryDirectory(prefix="toffee-fetch-") as folder:
-        path = Path(folder) / "file"
-        try:
-            fs, name = fsspec.core.url_to_fs(file.path)
-            fs.get_file(name, str(path))
-        except OSError as error:
-            raise unreadable(file, error) from None
-        yield replace(file, path=str(path))
+@dataclass(frozen=True)
+class Batch:
+    """Raw columns source, target, time (and weight); the pieces they are made of, in order."""
+
+    frame: pl.DataFrame
+    pieces: tuple[Piece, ...]
+    comments: int
 
 
-def read_fragment(fragment: Fragment, layout: Layout) -> Iterator[tuple[pl.DataFrame, int]]:
-    """Yield frames of the raw columns source, target, time (and weight), and the comment lines before them.
+def read_fragments(fragments: Sequence[Fragment], layouts: Mapping[str, Layout]) -> Iterator[Batch]:
+    """Read fragments in order.
 
     Text columns, and those of hive partitions, are strings; columns of tables keep their type.
 
     Raises
     ------
     InputError
-        For a file that is damaged, is not what its name says, or lacks a column.
+        For a file that is damaged, is not what its name says, or lacks a column; it names the file.
     """
+    held: list[tuple[Fragment, bytes | pl.DataFrame, int]] = []
+    held_key: object = None
+    rows_before: dict[int, int] = {}
+    for fragment in fragments:
+        # A kind of file without a layout had only empty files.
+        layout = layouts.get(fragment.file.layout)
+        for data, key, comments in _read(fragment, layout) if layout else ():
+            if held and (key is None or key != held_key or len(held) >= BATCH):
+                yield _join(held, held_key, rows_before)
+                held = []
+            held.append((fragment, data, comments))
+            held_key = key
+            if not _is_small(data, key):
+                yield _join(held, held_key, rows_before)
+                held = []
+    if held:
+        yield _join(held, held_key, rows_before)
+
+
+def _read(fragment: Fragment, layout: Layout) -> Iterator[tuple[bytes | pl.DataFrame, object, int]]:
+    """Yield lines or frames of one fragment, what must be equal to join two of them, and comment lines."""
     file = fragment.file
-    read = _read_text if file.format == "text" else _read_table
+    with naming(file), local_copy(file) as local:
+        here = replace(fragment, file=local)
+        if file.format == "text":
+            yield from read_lines(here, layout, file)
+        else:
+            for frame in _read_table(here, layout, file):
+                yield frame, tuple(frame.schema.items()), 0
+
+
+def _is_small(data: bytes | pl.DataFrame, key: object) -> bool:
+    if isinstance(data, pl.DataFrame):
+        return data.height <= SMALL_ROWS
+    # Where quotes are, a line may not be a row, and rows could not be told apart again.
+    quoted = isinstance(key, Cut) and key.separator != " " and b'"' in data
+    return len(data) <= SMALL_BYTES and not quoted
+
+
+def _join(
+    held: list[tuple[Fragment, bytes | pl.DataFrame, int]], key: object, rows_before: dict[int, int]
+) -> Batch:
+    """Make one frame of what is held, and say which rows are whose."""
+    if isinstance(key, Cut):
+        frame = _cut_all(held, key)
+    else:
+        frame = pl.concat([data for _, data, _ in held if isinstance(data, pl.DataFrame)])
+    pieces = []
+    for fragment, data, _ in held:
+        rows = data.height if isinstance(data, pl.DataFrame) else data.count(b"\n")
+        rows = frame.height if len(held) == 1 else rows
+        pieces.append(Piece(fragment, rows_before.get(fragment.index, 0), rows))
+        rows_before[fragment.index] = pieces[-1].first + rows
+    return Batch(frame, tuple(pieces), sum(comments for _, _, comments in held))
+
+
+def _cut_all(held: list[tuple[Fragment, bytes | pl.DataFrame, int]], cut: Cut) -> pl.DataFrame:
+    blocks = [data for _, data, _ in held if isinstance(data, bytes)]
     try:
-        with local_copy(file) as local:
-            yield from read(replace(fragment, file=local), layout, file)
+        frame = cut_lines(b"".join(blocks), cut)
+        if len(held) == 1 or frame.height == sum(block.count(b"\n") for block in blocks):
+            return frame
+    except pl.exceptions.PolarsError:
+        pass
+    # One of them is damaged: one at a time tells which.
+    frames = []
+    for (fragment, _, _), block in zip(held, blocks, strict=True):
+        with naming(fragment.file):
+            frames.append(cut_lines(block, cut))
+    return pl.concat(frames)
+
+
+def _read_table(fragment: Fragment, layout: Layout, shown: SourceFile) -> Iterator[pl.DataFrame]:
+    frame = scan_table(fragment.file.format, fragment.file.path)
+    schema = frame.collect_schema()
+    names = schema.names()
+    exprs = []
+    for role, column in layout.columns().items():
+        if isinstance(column, int) and column < len(names):
+            exprs.append(pl.col(names[column]).alias(role))
+        elif column in schema:
+            exprs.append(pl.col(str(column)).alias(role))
+        else:
+            exprs.append(pl.lit(from_partition(column, names, shown)).alias(role))
+    start, stop = fragment.start, fragment.stop
+    if stop < 0 and fragment.file.size < SMALL_BYTES:
+        yield frame.select(exprs).collect()
+        return
+    if stop < 0:
+        stop = int(frame.select(pl.len()).collect().item())
+    for first in range(start, stop, BLOCK_ROWS):
+        yield frame.slice(first, min(BLOCK_ROWS, stop - first)).select(exprs).collect()
+
+
+@contextmanager
+def naming(file: SourceFile) -> Iterator[None]:
+    """Turn what a damaged file makes the readers raise into an error that names the file."""
+    try:
+        yield
     except (
         pl.exceptions.PolarsError,
         OSError,
@@ -110,220 +165,3 @@ def read_fragment(fragment: Fragment, layout: Layout) -> Iterator[tuple[pl.DataF
         if type(error).__name__ == "PanicException":
             raise unreadable(file, error) from None
         raise
-
-
-def read_head(file: SourceFile) -> tuple[list[bytes], int]:
-    """Return the first whole lines of a text file after its comments, and how many of those there are."""
-    with local_copy(file) as local, _open(local) as handle:
-        try:
-            head = handle.read(HEAD_BYTES)
-            rest = handle.read(1)
-        except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
-            raise unreadable(file, error) from None
-    if rest and b"\n" not in head and b"\r" not in head:
-        raise _long_line(file, HEAD_BYTES)
-    lines = _check_text(head, file).splitlines()
-    if rest and len(lines) > 1:
-        lines = lines[:-1]
-    start, comments = _skip_comments(b"\n".join(lines) + b"\n")
-    return [line for line in (b"\n".join(lines))[start:].splitlines() if line.strip()], comments
-
-
-def split_lines(lines: list[bytes], separator: str, file: SourceFile) -> list[list[str]]:
-    """Return the fields of some lines, for a look at them; quoted fields may go over several lines."""
-    text = [line.decode("utf-8", "replace") for line in lines]
-    if separator == " ":
-        return [line.split() for line in text]
-    try:
-        rows = list(csv.reader([f"{line}\n" for line in text], delimiter=separator))
-    except csv.Error:
-        raise _long_line(file, csv.field_size_limit()) from None
-    return [[field.strip(" \t") for field in row] for row in rows if row]
-
-
-def _read_table(fragment: Fragment, layout: Layout, shown: SourceFile) -> Iterator[tuple[pl.DataFrame, int]]:
-    frame = scan_table(fragment.file.format, fragment.file.path)
-    schema = frame.collect_schema()
-    names = schema.names()
-    exprs = []
-    for role, column in layout.columns().items():
-        if isinstance(column, int) and column < len(names):
-            exprs.append(pl.col(names[column]).alias(role))
-        elif column in schema:
-            exprs.append(pl.col(str(column)).alias(role))
-        else:
-            exprs.append(pl.lit(_from_partition(column, names, shown)).alias(role))
-    start, stop = fragment.start, fragment.stop
-    if stop < 0:
-        stop = int(frame.select(pl.len()).collect().item())
-    for first in range(start, stop, BLOCK_ROWS):
-        yield frame.slice(first, min(BLOCK_ROWS, stop - first)).select(exprs).collect(), 0
-
-
-def _read_text(fragment: Fragment, layout: Layout, shown: SourceFile) -> Iterator[tuple[pl.DataFrame, int]]:
-    file = fragment.file
-    with _open(file) as handle:
-        head = handle.read(HEAD_BYTES)
-        begin, comments = _skip_comments(_check_text(head, shown))
-        # An 0xFEFF mark and comments come off; the header is the first line that stays.
-        begin += 3 if head.startswith(b"\xef\xbb\xbf") else 0
-        names: list[str] = []
-        if layout.header and head[begin:].strip():
-            line = head[begin:].split(b"\n", 1)[0]
-            if len(head) == HEAD_BYTES and begin + len(line) == len(head):
-                raise _long_line(shown, HEAD_BYTES)
-            names = split_lines([line.strip(b"\r")], layout.separator, shown)[0]
-            begin = min(begin + len(line) + 1, len(head))
-        positions = {role: _position(col, names, shown) for role, col in layout.columns().items()}
-        width = max([at for at in positions.values() if isinstance(at, int)], default=0) + 1
-        comments_here = comments if fragment.start == 0 else 0
-        limit = -1
-        if fragment.start <= begin:
-            pending = head[begin:]
-            if fragment.stop >= 0:
-                limit = max(fragment.stop - begin, 0)
-        else:
-            # The line that the piece starts in belongs to the piece before.
-            handle.seek(fragment.start - 1)
-            skipped = handle.readline(LONGEST_LINE)
-            if not skipped.endswith(b"\n") and len(skipped) == LONGEST_LINE:
-                raise _long_line(shown)
-            pending, limit = b"", max(fragment.stop - fragment.start - len(skipped) + 1, 0)
-        ranged = fragment.stop >= 0
-        for block in _blocks(handle, pending, limit, shown):
-            yield _parse_block(block, layout.separator, positions, width, ranged, shown), comments_here
-            comments_here = 0
-        if comments_here:
-            yield pl.DataFrame(schema=dict.fromkeys(positions, pl.String)), comments_here
-
-
-def _blocks(handle: IO[bytes], pending: bytes, limit: int, shown: SourceFile) -> Iterator[bytes]:
-    """Yield blocks of whole lines; where limit ≥ 0, only lines that start within so many bytes."""
-    while limit != 0:
-        read = handle.read(BLOCK_BYTES)
-        data = pending + read
-        if not data:
-            return
-        if 0 < limit <= len(data):
-            end = data.find(b"\n", limit - 1) + 1
-            if end or not read:
-                yield data[:end] if end else data
-                return
-        elif not read:
-            yield data
-            return
-        end = data.rfind(b"\n") + 1
-        pending = data[end:]
-        if len(pending) > LONGEST_LINE:
-            raise _long_line(shown)
-        if end:
-            yield data[:end]
-            limit -= end if limit > 0 else 0
-
-
-def _parse_block(
-    block: bytes,
-    separator: str,
-    positions: dict[str, int | pl.Expr],
-    width: int,
-    ranged: bool,
-    shown: SourceFile,
-) -> pl.DataFrame:
-    """Cut whole lines into the wanted columns, all strings; a field that is not there is null."""
-    _check_text(block, shown)
-    if b"\r" in block:
-        block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    if separator == " ":
-        if b"\t" in block or b"  " in block or b"\n " in block or b" \n" in block or block[:1] == b" ":
-            block = _RUNS.sub(b" ", _EDGES.sub(b"", block))
-    elif (
-        (ranged or len(block) > BLOCK_BYTES // 2)
-        and b'"' in block
-        and any(line.count(b'"') % 2 for line in block.split(b"\n"))
-    ):
-        raise InputError(
-            f"a quoted line break in {shown.path}",
-            got="a line with an odd number of quotes in a file that is read in pieces",
-            allowed="one row a line in text files above 256 MiB",
-            remedy="Convert the file to Parquet first.",
-        )
-    if b'"' in block and separator != " ":
-        block = block.strip(b"\n") + b"\n"  # A blank line further inside may be part of a quoted value.
-    elif block[:1] in b"\n \t" or b"\n\n" in block or b"\n " in block or b"\n\t" in block:
-        block = _BLANK.sub(b"", block + b"\n")
-    # A first line of our own fixes the number of columns, whatever the first row looks like.
-    names = [f"c{position}" for position in range(width)]
-    frame = pl.read_csv(
-        io.BytesIO(separator.join(names).encode() + b"\n" + block),
-        separator=separator,
-        quote_char=None if separator == " " else '"',
-        infer_schema=False,
-        truncate_ragged_lines=True,
-    )
-    columns = [
-        (pl.col(f"c{at}").str.strip_chars(" \t") if isinstance(at, int) else at).alias(role)
-        for role, at in positions.items()
-    ]
-    return frame.select(columns)
-
-
-def _position(column: Column, names: list[str], shown: SourceFile) -> int | pl.Expr:
-    if isinstance(column, int):
-        return column
-    if column in names:
-        return names.index(column)
-    return pl.lit(_from_partition(column, names, shown))
-
-
-def _from_partition(column: Column, names: list[str], shown: SourceFile) -> str:
-    values = dict(shown.partition)
-    if isinstance(column, str) and column in values:
-        return values[column]
-    raise InputError(
-        f"{shown.path} has no such column",
-        got=column + 1 if isinstance(column, int) else column,
-        allowed=", ".join([*names, *values]) or "columns by position",
-        remedy="Name the columns with --source, --target, --time and --weight; all files must have them.",
-    )
-
-
-def _open(file: SourceFile) -> IO[bytes]:
-    if file.codec == "gzip":
-        return cast(IO[bytes], gzip.open(file.path, "rb"))
-    handle = open(file.path, "rb")
-    if file.codec == "zstd":
-        stream = zstandard.ZstdDecompressor().stream_reader(handle, read_across_frames=True, closefd=True)
-        return io.BufferedReader(stream, 1 << 20)
-    return handle
-
-
-def _skip_comments(head: bytes) -> tuple[int, int]:
-    """Return where the first line is that starts with neither # nor %, and how many there are before."""
-    start, comments = 0, 0
-    while head[start : start + 1] in (b"#", b"%", b"\n", b"\r"):
-        comments += head[start : start + 1] in (b"#", b"%")
-        end = head.find(b"\n", start)
-        if end < 0:
-            return len(head), comments
-        start = end + 1
-    return start, comments
-
-
-def _check_text(data: bytes, file: SourceFile) -> bytes:
-    if b"\0" in data:
-        raise InputError(
-            f"{file.path} is not a text file",
-            got="bytes that no text holds",
-            allowed="Parquet, Arrow IPC, or UTF-8 text, also as .gz or .zst",
-            remedy="Leave it out, or give it the extension of what it is.",
-        )
-    return data.removeprefix(b"\xef\xbb\xbf")
-
-
-def _long_line(file: SourceFile, limit: int = LONGEST_LINE) -> InputError:
-    return InputError(
-        f"a line of {file.path} is too long",
-        got=f"more than {limit >> 10:,} KiB without a line break",
-        allowed="one edge a line",
-        remedy="Is this really a text file of edges?",
-    )

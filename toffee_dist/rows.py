@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import polars as pl
 
 from toffee_dist.errors import InputError
+from toffee_dist.readers import Batch, Piece
 from toffee_dist.schema import IdKind, Schema, id_kind_of
 from toffee_dist.sources import SourceFile
 from toffee_dist.tensor import LARGEST_WEIGHT, SMALLEST_WEIGHT
@@ -51,17 +53,13 @@ class BadRows:
         return sum(self.counts.values())
 
 
-def clean_rows(
-    raw: pl.DataFrame, schema: Schema, file: SourceFile, fragment: int, offset: int, bad: BadRows
-) -> pl.DataFrame:
+def clean_rows(batch: Batch, schema: Schema, bad: BadRows) -> pl.DataFrame:
     """Return the valid rows as source, target (ids), time (int64 ticks) and weight (float64, if read).
 
     Parameters
     ----------
-    raw
-        The columns as `readers.read_fragment` gives them.
-    fragment, offset
-        Where the first row is; for the examples.
+    batch
+        The columns as `readers.read_fragments` gives them.
     bad
         Is added to.
 
@@ -70,6 +68,7 @@ def clean_rows(
     InputError
         Where a whole column is of the wrong type; that is no matter of single rows.
     """
+    raw, file = batch.frame, batch.pieces[0].fragment.file
     checks: list[tuple[str, str, pl.Expr]] = []
     columns: list[pl.Expr] = []
     for role in ("source", "target"):
@@ -100,8 +99,19 @@ def clean_rows(
         kind, role, _ = checks[row["_bad"]]
         value = row[role]
         shown = "nothing" if value is None else repr(value) if isinstance(value, str) else str(value)
-        bad.examples.append(BadRow(fragment, file.path, offset + row["_row"] + 1, kind, shown[:100]))
+        piece, within = _locate(batch.pieces, row["_row"])
+        place = (piece.fragment.index, piece.fragment.file.path, piece.first + within + 1)
+        bad.examples.append(BadRow(*place, kind, shown[:100]))
     return frame.filter(pl.col("_bad").is_null()).select(clean)
+
+
+def _locate(pieces: Sequence[Piece], row: int) -> tuple[Piece, int]:
+    """Return the piece that a row of a batch is in, and the row within it."""
+    for piece in pieces:
+        if row < piece.rows:
+            return piece, row
+        row -= piece.rows
+    return pieces[-1], row + pieces[-1].rows
 
 
 def _wrong_type(role: str, dtype: object, allowed: str, file: SourceFile) -> InputError:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from toffee_dist.readers import BLOCK_ROWS, read_fragment
+from toffee_dist.readers import BLOCK_ROWS, read_fragments
 from toffee_dist.registry import Id, encode_ids, sample_ids
 from toffee_dist.rows import BadRows, clean_rows
 from toffee_dist.schema import Schema
@@ -99,29 +99,26 @@ def scan(task: ScanTask) -> ScanRecord:
 
 
 def _valid_rows(task: ScanTask, record: ScanRecord) -> Iterator[pl.DataFrame]:
-    for fragment in task.fragments:
-        layout = task.schema.layouts.get(fragment.file.layout)
-        offset = 0
-        # A kind of file without a layout had only empty files.
-        for raw, comments in read_fragment(fragment, layout) if layout else ():
-            frame = clean_rows(raw, task.schema, fragment.file, fragment.index, offset, record.bad)
-            offset += raw.height
-            record.comments += comments
-            if task.since is not None or task.until is not None:
-                before = frame.height
-                low = task.since if task.since is not None else frame["time"].min()
-                high = task.until if task.until is not None else None
-                inside = pl.col("time") >= low if high is None else pl.col("time").is_between(low, high - 1)
-                frame = frame.filter(inside)
-                record.outside += before - frame.height
-            if frame.height:
-                lo, hi = int(frame["time"].min()), int(frame["time"].max())  # type: ignore[arg-type]
-                record.lo = lo if record.lo is None else min(lo, record.lo)
-                record.hi = hi if record.hi is None else max(hi, record.hi)
-                if task.keep:
-                    yield frame
-        record.rows += offset
-        record.fragment_rows.append((fragment.index, offset))
+    rows: dict[int, int] = {}
+    for batch in read_fragments(task.fragments, task.schema.layouts):
+        frame = clean_rows(batch, task.schema, record.bad)
+        record.comments += batch.comments
+        record.rows += batch.frame.height
+        for piece in batch.pieces:
+            rows[piece.fragment.index] = piece.first + piece.rows
+        before = frame.height
+        if task.since is not None:
+            frame = frame.filter(pl.col("time") >= task.since)
+        if task.until is not None:
+            frame = frame.filter(pl.col("time") < task.until)
+        record.outside += before - frame.height
+        if frame.height:
+            lo, hi = int(frame["time"].min()), int(frame["time"].max())  # type: ignore[arg-type]
+            record.lo = lo if record.lo is None else min(lo, record.lo)
+            record.hi = hi if record.hi is None else max(hi, record.hi)
+            if task.keep:
+                yield frame
+    record.fragment_rows = sorted(rows.items())
 
 
 def _write_part(frame: pl.DataFrame, task: ScanTask, record: ScanRecord) -> None:

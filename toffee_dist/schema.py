@@ -10,8 +10,8 @@ from typing import Literal
 import polars as pl
 
 from toffee_dist.errors import ConfigError, InputError
-from toffee_dist.readers import Column, Layout, local_copy, read_head, split_lines
 from toffee_dist.sources import SourceFile, scan_table, unreadable
+from toffee_dist.text import Column, Layout, local_copy, read_head, split_lines
 
 IdKind = Literal["integer", "unsigned", "string"]
 TimeKind = Literal["integer", "float", "date", "datetime", "text"]

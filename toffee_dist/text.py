@@ -1,0 +1,283 @@
+"""Text: whole lines out of files of any length, compressed or not, and columns out of lines."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, cast
+
+import fsspec
+import polars as pl
+import zstandard
+
+from toffee_dist.errors import InputError
+from toffee_dist.sources import Fragment, SourceFile, unreadable
+
+BLOCK_BYTES = 32 << 20
+LONGEST_LINE = 8 << 20
+HEAD_BYTES = 256 << 10
+
+Column = str | int
+"""A column by name, or by position from 0."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the four columns are in files of one kind.
+
+    Parameters
+    ----------
+    source, target, time, weight
+        Columns by name or position; weight None where it is not read.
+    header
+        Text: whether the first line names the columns.
+    separator
+        Text: one character; a space stands for any run of spaces and tabs. Empty for tables.
+    """
+
+    source: Column
+    target: Column
+    time: Column
+    weight: Column | None = None
+    header: bool = False
+    separator: str = ""
+
+    def columns(self) -> dict[str, Column]:
+        """Return the columns to read, by role."""
+        found: dict[str, Column] = {"source": self.source, "target": self.target, "time": self.time}
+        return found if self.weight is None else {**found, "weight": self.weight}
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How lines become columns: (role, position) pairs, or (role, value) where a folder's name says it."""
+
+    separator: str
+    columns: tuple[tuple[str, int | str], ...]
+
+
+_RUNS = re.compile(rb"[ \t]+")
+_EDGES = re.compile(rb"(?m)^[ \t]+|[ \t]+$")
+_BLANK = re.compile(rb"(?m)^[ \t]*\n")
+
+
+@contextmanager
+def local_copy(file: SourceFile) -> Iterator[SourceFile]:
+    """Give a file that is on this machine, fetched for the time of the block where it is behind a URL."""
+    if not file.remote:
+        yield file
+        return
+    with TemporaryDirectory(prefix="toffee-fetch-") as folder:
+        path = Path(folder) / "file"
+        try:
+            fs, name = fsspec.core.url_to_fs(file.path)
+            fs.get_file(name, str(path))
+        except OSError as error:
+            raise unreadable(file, error) from None
+        yield replace(file, path=str(path))
+
+
+def read_head(file: SourceFile) -> tuple[list[bytes], int]:
+    """Return the first whole lines of a text file after its comments, and how many of those there are."""
+    with local_copy(file) as local, _open(local) as handle:
+        try:
+            head = handle.read(HEAD_BYTES)
+            rest = handle.read(1)
+        except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+            raise unreadable(file, error) from None
+    if rest and b"\n" not in head and b"\r" not in head:
+        raise _long_line(file, HEAD_BYTES)
+    lines = _check_text(head, file).splitlines()
+    if rest and len(lines) > 1:
+        lines = lines[:-1]
+    start, comments = _skip_comments(b"\n".join(lines) + b"\n")
+    return [line for line in (b"\n".join(lines))[start:].splitlines() if line.strip()], comments
+
+
+def split_lines(lines: list[bytes], separator: str, file: SourceFile) -> list[list[str]]:
+    """Return the fields of some lines, for a look at them; quoted fields may go over several lines."""
+    text = [line.decode("utf-8", "replace") for line in lines]
+    if separator == " ":
+        return [line.split() for line in text]
+    try:
+        rows = list(csv.reader([f"{line}\n" for line in text], delimiter=separator))
+    except csv.Error:
+        raise _long_line(file, csv.field_size_limit()) from None
+    return [[field.strip(" \t") for field in row] for row in rows if row]
+
+
+def read_lines(fragment: Fragment, layout: Layout, shown: SourceFile) -> Iterator[tuple[bytes, Cut, int]]:
+    """Yield blocks of whole lines without header and comments, how to cut them, and the comments before."""
+    file = fragment.file
+    with _open(file) as handle:
+        head = handle.read(HEAD_BYTES)
+        begin, comments = _skip_comments(_check_text(head, shown))
+        # An 0xFEFF mark and comments come off; the header is the first line that stays.
+        begin += 3 if head.startswith(b"\xef\xbb\xbf") else 0
+        names: list[str] = []
+        if layout.header and head[begin:].strip():
+            line = head[begin:].split(b"\n", 1)[0]
+            if len(head) == HEAD_BYTES and begin + len(line) == len(head):
+                raise _long_line(shown, HEAD_BYTES)
+            names = split_lines([line.strip(b"\r")], layout.separator, shown)[0]
+            begin = min(begin + len(line) + 1, len(head))
+        positions = ((role, _position(col, names, shown)) for role, col in layout.columns().items())
+        cut = Cut(layout.separator, tuple(positions))
+        comments_here = comments if fragment.start == 0 else 0
+        limit = -1
+        if fragment.start <= begin:
+            pending = head[begin:]
+            if fragment.stop >= 0:
+                limit = max(fragment.stop - begin, 0)
+        else:
+            # The line that the piece starts in belongs to the piece before.
+            handle.seek(fragment.start - 1)
+            skipped = handle.readline(LONGEST_LINE)
+            if not skipped.endswith(b"\n") and len(skipped) == LONGEST_LINE:
+                raise _long_line(shown)
+            pending, limit = b"", max(fragment.stop - fragment.start - len(skipped) + 1, 0)
+        ranged = fragment.stop >= 0
+        for block in _blocks(handle, pending, limit, shown):
+            yield _tidy(block, layout.separator, ranged, shown), cut, comments_here
+            comments_here = 0
+        if comments_here:
+            yield b"", cut, comments_here
+
+
+def _blocks(handle: IO[bytes], pending: bytes, limit: int, shown: SourceFile) -> Iterator[bytes]:
+    """Yield blocks of whole lines; where limit ≥ 0, only lines that start within so many bytes."""
+    while limit != 0:
+        read = handle.read(BLOCK_BYTES)
+        data = pending + read
+        if not data:
+            return
+        if 0 < limit <= len(data):
+            end = data.find(b"\n", limit - 1) + 1
+            if end or not read:
+                yield data[:end] if end else data
+                return
+        elif not read:
+            yield data
+            return
+        end = data.rfind(b"\n") + 1
+        pending = data[end:]
+        if len(pending) > LONGEST_LINE:
+            raise _long_line(shown)
+        if end:
+            yield data[:end]
+            limit -= end if limit > 0 else 0
+
+
+def _tidy(block: bytes, separator: str, ranged: bool, shown: SourceFile) -> bytes:
+    """Give lines one kind of ending, one space between fields, and no blank ones among them."""
+    _check_text(block, shown)
+    if b"\r" in block:
+        block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    if separator == " ":
+        if b"\t" in block or b"  " in block or b"\n " in block or b" \n" in block or block[:1] == b" ":
+            block = _RUNS.sub(b" ", _EDGES.sub(b"", block))
+    elif (
+        (ranged or len(block) > BLOCK_BYTES // 2)
+        and b'"' in block
+        and any(line.count(b'"') % 2 for line in block.split(b"\n"))
+    ):
+        raise InputError(
+            f"a quoted line break in {shown.path}",
+            got="a line with an odd number of quotes in a file that is read in pieces",
+            allowed="one row a line in text files above 256 MiB",
+            remedy="Convert the file to Parquet first.",
+        )
+    if b'"' in block and separator != " ":
+        block = block.strip(b"\n") + b"\n"  # A blank line further inside may be part of a quoted value.
+    elif block[:1] in b"\n \t" or b"\n\n" in block or b"\n " in block or b"\n\t" in block:
+        block = _BLANK.sub(b"", block + b"\n")
+    return block if block.endswith(b"\n") else block + b"\n"
+
+
+def cut_lines(lines: bytes, cut: Cut) -> pl.DataFrame:
+    """Cut tidy lines into the wanted columns, all strings; a field that is not there is null."""
+    # A first line of our own fixes the number of columns, whatever the first row looks like.
+    width = max([at for _, at in cut.columns if isinstance(at, int)], default=0) + 1
+    names = [f"c{position}" for position in range(width)]
+    frame = pl.read_csv(
+        io.BytesIO(cut.separator.join(names).encode() + b"\n" + lines),
+        separator=cut.separator,
+        quote_char=None if cut.separator == " " else '"',
+        infer_schema=False,
+        truncate_ragged_lines=True,
+    )
+    return frame.select(
+        (pl.col(f"c{at}").str.strip_chars(" \t") if isinstance(at, int) else pl.lit(at)).alias(role)
+        for role, at in cut.columns
+    )
+
+
+def _position(column: Column, names: list[str], shown: SourceFile) -> int | str:
+    if isinstance(column, int):
+        return column
+    if column in names:
+        return names.index(column)
+    return from_partition(column, names, shown)
+
+
+def from_partition(column: Column, names: list[str], shown: SourceFile) -> str:
+    """Return the value of a column that is not in the file but in the name of a folder above it."""
+    values = dict(shown.partition)
+    if isinstance(column, str) and column in values:
+        return values[column]
+    raise InputError(
+        f"{shown.path} has no such column",
+        got=column + 1 if isinstance(column, int) else column,
+        allowed=", ".join([*names, *values]) or "columns by position",
+        remedy="Name the columns with --source, --target, --time and --weight; all files must have them.",
+    )
+
+
+def _open(file: SourceFile) -> IO[bytes]:
+    if file.codec == "gzip":
+        return cast(IO[bytes], gzip.open(file.path, "rb"))
+    handle = open(file.path, "rb")
+    if file.codec == "zstd":
+        stream = zstandard.ZstdDecompressor().stream_reader(handle, read_across_frames=True, closefd=True)
+        return io.BufferedReader(stream, 1 << 20)
+    return handle
+
+
+def _skip_comments(head: bytes) -> tuple[int, int]:
+    """Return where the first line is that starts with neither # nor %, and how many there are before."""
+    start, comments = 0, 0
+    while head[start : start + 1] in (b"#", b"%", b"\n", b"\r"):
+        comments += head[start : start + 1] in (b"#", b"%")
+        end = head.find(b"\n", start)
+        if end < 0:
+            return len(head), comments
+        start = end + 1
+    return start, comments
+
+
+def _check_text(data: bytes, file: SourceFile) -> bytes:
+    if b"\0" in data:
+        raise InputError(
+            f"{file.path} is not a text file",
+            got="bytes that no text holds",
+            allowed="Parquet, Arrow IPC, or UTF-8 text, also as .gz or .zst",
+            remedy="Leave it out, or give it the extension of what it is.",
+        )
+    return data.removeprefix(b"\xef\xbb\xbf")
+
+
+def _long_line(file: SourceFile, limit: int = LONGEST_LINE) -> InputError:
+    return InputError(
+        f"a line of {file.path} is too long",
+        got=f"more than {limit >> 10:,} KiB without a line break",
+        allowed="one edge a line",
+        remedy="Is this really a text file of edges?",
+    )
