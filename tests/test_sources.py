@@ -227,7 +227,7 @@ def test_pieces_of_text_are_the_whole(
         patch.setattr(text, "BLOCK_BYTES", block)
         fragments = list_fragments(find_files([str(path)])[0])
         seen, comments = [], 0
-        for batch in read_fragments(fragments, {"csv": Layout(0, 1, 2, separator=",")}):
+        for batch in read_fragments(fragments, {".csv": Layout(0, 1, 2, separator=",")}):
             seen += batch.frame["time"].to_list()
             comments += batch.comments
             assert sum(piece.rows for piece in batch.pieces) == batch.frame.height

@@ -10,9 +10,10 @@ from typing import Any
 
 import click
 
-from toffee_dist.edges import IngestConfig, Ingested, Summary, ingest, run_here
+from toffee_dist.edges import IngestConfig, ingest, run_here
 from toffee_dist.errors import ToffeeError
 from toffee_dist.schema import ColumnOptions
+from toffee_dist.summary import Ingested, describe
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -90,7 +91,7 @@ def ingest_command(
     if as_json:
         click.echo(json.dumps({"out": str(result.folder), **asdict(result.summary)}))
     else:
-        click.echo(describe(result.summary, result))
+        click.echo(describe(result))
 
 
 def _run(config: IngestConfig, out: str, mode: Any, workers: int | None) -> Ingested:
@@ -103,33 +104,6 @@ def _run(config: IngestConfig, out: str, mode: Any, workers: int | None) -> Inge
 
     with cluster(mode, workers) as client:
         return ingest(config, out, runner(client), say)
-
-
-def describe(summary: Summary, result: Ingested) -> str:
-    """Return the summary as lines for a person."""
-    lines = [
-        ("rows", f"{summary.rows:,} in {summary.files:,} files"),
-        ("  skipped", f"{sum(summary.skipped.values()):,}" + _kinds(summary.skipped)),
-        ("  outside window", f"{summary.outside:,}"),
-        ("  comment lines", f"{summary.comments:,}"),
-        ("edges used", f"{summary.used:,}"),
-        ("  self-loops", f"{summary.self_loops:,} (kept)"),
-        ("  duplicates", f"{summary.duplicates:,} (same source, target and step)"),
-        ("  cancelled", f"{summary.cancelled:,} (weights that sum to zero)"),
-        ("nodes", f"{summary.nodes:,} ({summary.new_nodes:,} new)"),
-        ("pairs", f"{summary.pairs:,}"),
-        ("steps", f"{summary.steps:,} of {result.grid.step} ({summary.empty_steps:,} empty)"),
-        ("entries", f"{summary.entries:,} (density {summary.density:.3g})"),
-        ("time", f"{summary.first} to {summary.last}"),
-        ("fingerprint", summary.fingerprint[:16]),
-        ("written to", str(result.folder)),
-    ]
-    shown = [f"{name:<18}{value}" for name, value in lines]
-    return "\n".join([*shown, *(f"  skipped: {example}" for example in summary.examples)])
-
-
-def _kinds(skipped: dict[str, int]) -> str:
-    return " (" + ", ".join(f"{kind}: {count:,}" for kind, count in skipped.items()) + ")" if skipped else ""
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -27,17 +27,16 @@ import numpy as np
 from toffee_dist import entries, registry, staging
 from toffee_dist.errors import ConfigError, InputError
 from toffee_dist.registry import BucketRecord, BucketTask
-from toffee_dist.rows import MAX_EXAMPLES, BadRows
 from toffee_dist.scan import Part, ScanRecord, ScanTask, scan
 from toffee_dist.schema import ColumnOptions, Schema, guess_schema
 from toffee_dist.sources import (
-    SourceFile,
     find_files,
     fingerprint,
     group_fragments,
     list_fragments,
 )
-from toffee_dist.tensor import Entry, PairWeight, TemporalTensor
+from toffee_dist.summary import MANIFEST, Ingested, Summary, gather_bad, refuse_bad, write_manifest
+from toffee_dist.tensor import Entry, PairWeight
 from toffee_dist.timegrid import (
     MAX_STEPS,
     TimeGrid,
@@ -57,7 +56,6 @@ Run = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 """Applies a function to items, in parallel or not, and yields the results in the order of the items."""
 
 Say = Callable[[str], None]
-MANIFEST = "ingest.json"
 
 
 @dataclass(frozen=True)
@@ -118,45 +116,6 @@ class IngestConfig:
             )
         check_step(self.step)
         check_zone(self.columns.zone)
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What was read, and what became of it."""
-
-    files: int
-    rows: int
-    skipped: dict[str, int]
-    comments: int
-    outside: int
-    used: int
-    self_loops: int
-    duplicates: int
-    cancelled: int
-    nodes: int
-    new_nodes: int
-    pairs: int
-    entries: int
-    steps: int
-    empty_steps: int
-    density: float
-    first: str
-    last: str
-    fingerprint: str
-    examples: list[str]
-
-
-@dataclass(frozen=True)
-class Ingested:
-    """The result: where it is, and what is in it."""
-
-    folder: Path
-    summary: Summary
-    grid: TimeGrid
-
-    def tensor(self) -> TemporalTensor:
-        """Open the staged tensor."""
-        return staging.open_tensor(self.folder / "tensor")
 
 
 def run_here(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
@@ -231,8 +190,9 @@ def _ingest(config: IngestConfig, stage: Path, run: Run, say: Say) -> tuple[Summ
     scale, since, until = _window(config, tasks, run)
     tasks = [replace(task, since=since, until=until) for task in tasks]
     found = list(run(scan, tasks))
-    bad = _gather_bad(found, tasks)
-    _check_bad(bad, config, sum(record.rows for record in found))
+    bad = gather_bad(found, tasks)
+    if config.on_bad_rows == "error":
+        refuse_bad(bad, sum(record.rows for record in found))
     lo, hi = _time_range(found)
     if scale is None:
         scale, note = choose_scale(lo, hi, schema.per_unit, schema.per_second, config.time_unit, columns.zone)
@@ -289,7 +249,7 @@ def _ingest(config: IngestConfig, stage: Path, run: Run, say: Say) -> tuple[Summ
         fingerprint=fingerprint(files),
         examples=[str(example) for example in bad.examples],
     )
-    _write_manifest(stage, config, summary, grid, files)
+    write_manifest(stage, asdict(config), summary, grid, files)
     return summary, grid
 
 
@@ -364,36 +324,6 @@ def _time_range(found: Sequence[ScanRecord]) -> tuple[int, int]:
     return min(lows), max(highs)
 
 
-def _gather_bad(found: Sequence[ScanRecord], tasks: Sequence[ScanTask]) -> BadRows:
-    """Sum what the tasks counted; rows of examples are counted from the start of their file."""
-    counts = dict(pair for record in found for pair in record.fragment_rows)
-    before: dict[int, int] = {}
-    path, rows = "", 0
-    for fragment in (fragment for task in tasks for fragment in task.fragments):
-        rows = rows if fragment.file.path == path else 0
-        path, before[fragment.index] = fragment.file.path, rows
-        rows += counts.get(fragment.index, 0)
-    bad = BadRows()
-    for record in found:
-        bad.counts.update(record.bad.counts)
-        for one in record.bad.examples[: MAX_EXAMPLES - len(bad.examples)]:
-            bad.examples.append(replace(one, row=one.row + before[one.fragment]))
-    return bad
-
-
-def _check_bad(bad: BadRows, config: IngestConfig, rows: int) -> None:
-    if not bad.total or config.on_bad_rows == "skip":
-        return
-    kinds = ", ".join(f"{count:,} × {kind}" for kind, count in bad.counts.most_common())
-    examples = "".join(f"\n  {example}" for example in bad.examples)
-    raise InputError(
-        f"{bad.total:,} of {rows:,} rows are no edges",
-        got=kinds,
-        allowed="rows with two ids, a time and, where read, a finite weight",
-        remedy=f"Repair them, or leave them out with --on-bad-rows skip. The first ones:{examples}",
-    )
-
-
 def _distinct_times(parts: Sequence[Part], work: str) -> np.ndarray[Any, Any]:
     times = np.empty(0, dtype=np.int64)
     for part in parts:
@@ -444,18 +374,3 @@ def _steps_used(folder: Path, n_steps: int) -> int:
     for start in range(0, len(steps), 1 << 22):
         used[steps[start : start + (1 << 22)]] = True
     return int(used.sum())
-
-
-def _write_manifest(
-    stage: Path, config: IngestConfig, summary: Summary, grid: TimeGrid, files: Sequence[SourceFile]
-) -> None:
-    manifest = {
-        "format": 1,
-        "config": asdict(config),
-        "summary": asdict(summary),
-        "grid": grid.to_json(),
-        "files": [[file.path, file.size, file.stamp] for file in files[:1000]],
-    }
-    temporary = stage / f".{MANIFEST}.tmp"
-    temporary.write_text(json.dumps(manifest, indent=1) + "\n")
-    os.replace(temporary, stage / MANIFEST)

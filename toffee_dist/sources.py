@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal
 
 import fsspec
@@ -73,8 +72,8 @@ class SourceFile:
     @property
     def layout(self) -> str:
         """Files with the same key are taken to have the same columns and separator."""
-        name = self.path.lower()
-        return name[: -len(Path(name).suffix)].rsplit(".", 1)[-1] if self.codec else Path(name).suffix[1:]
+        stem, extension = os.path.splitext(self.path.lower())
+        return os.path.splitext(stem)[1] if extension in _CODECS else extension
 
 
 @dataclass(frozen=True)
@@ -265,10 +264,9 @@ def _expand_url(url: str) -> Iterator[tuple[str, int, str]]:
 def _describe(path: str, size: int, stamp: str) -> SourceFile:
     parts = [part.split("=", 1) for part in path.split("/")[:-1] if "=" in part]
     partition = tuple((key, value) for key, value in parts)
-    name = path.lower()
-    codec: Codec = _CODECS.get(Path(name).suffix, "")
-    stem = name[: -len(Path(name).suffix)] if codec else name
-    format = _EXTENSIONS.get(Path(stem).suffix)
+    stem, extension = os.path.splitext(path.lower())
+    codec: Codec = _CODECS.get(extension, "")
+    format = _EXTENSIONS.get(os.path.splitext(stem)[1] if codec else extension)
     if format is None:
         format, codec = _sniff(path, codec)
     if codec and format != "text":
