@@ -235,6 +235,16 @@ def test_words_too_long_for_one_sort(seed: int, n_nodes: int, n_steps: int, weig
     np.testing.assert_array_equal(whole[2], short[2])
 
 
+@pytest.mark.parametrize("entry", ["binary", "count"])
+def test_equal_words_in_two_bins_are_two_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: Any
+) -> None:
+    monkeypatch.setattr(entries, "BIN_EVENTS", 1)
+    result = simple(tmp_path, "a,a,0\nb,a,0\n", step="1", entry=entry, pair_weight="raw")
+    wanted = TemporalTensor.from_events([0, 1], [0, 0], [0, 0], entry=entry, pair_weight="raw")
+    assert_same(result.tensor(), wanted)
+
+
 def test_bins_are_enough_for_the_words() -> None:
     packing = entries.Packing.choose(10**9, 1000, 10**6)
     assert packing.pair_bits + (packing.bin_rows - 1).bit_length() <= 64

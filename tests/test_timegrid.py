@@ -99,6 +99,13 @@ def test_every_time_is_in_its_step(times: list[int], step: str, zone: str) -> No
     assert TimeGrid.from_json(json.loads(json.dumps(grid.to_json()))) == grid
 
 
+@given(st.integers(-50, 50), st.integers(1, 40), st.integers(1, 12))
+def test_bins_are_equal(lo: int, span: int, n_bins: int) -> None:
+    times = np.arange(lo, lo + span)
+    grid = build_grid(f"bins:{n_bins}", lo, lo + span - 1, NUMBERS)
+    assert grid.steps_of(times).tolist() == [(time - lo) * n_bins // span for time in times.tolist()]
+
+
 def test_a_window_has_its_empty_steps() -> None:
     grid = build_grid("1d", 90_000, 90_001, SECONDS, since=0, until=5 * 86400)
     assert grid.n_steps == 5
