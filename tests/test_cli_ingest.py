@@ -193,6 +193,15 @@ def test_a_line_of_a_gigabyte(toffee: Toffee, tmp_path: Path, lead: bytes) -> No
     assert_nothing_left(tmp_path)
 
 
+def test_a_long_line_that_is_compressed(toffee: Toffee, tmp_path: Path) -> None:
+    data = b"1,2,3\n" * 100_000 + b"7" * (40 << 20) + b"\n"
+    (tmp_path / "e.csv.gz").write_bytes(gzip.compress(data, 1))
+    code, _, err = toffee(str(tmp_path / "e.csv.gz"), "--step", "1")
+    assert code == 3
+    assert "too long" in err
+    assert_nothing_left(tmp_path, "e.csv.gz")
+
+
 @pytest.mark.slow
 def test_a_hundred_thousand_tiny_files(toffee: Toffee, tmp_path: Path) -> None:
     folder = tmp_path / "tiny"

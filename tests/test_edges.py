@@ -317,10 +317,13 @@ def test_bad_rows_of_tables(tmp_path: Path, bad: float | None) -> None:
     assert (summary.used, sum(summary.skipped.values())) == (1, 2)
 
 
+@pytest.mark.parametrize(("piece", "block"), [(1000, 1 << 20), (1 << 20, 100), (1000, 100)])
 def test_rows_of_bad_rows_count_from_the_start_of_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int, block: int
 ) -> None:
-    monkeypatch.setattr("toffee_dist.sources.TEXT_BYTES", 1000)
+    monkeypatch.setattr("toffee_dist.sources.TEXT_BYTES", piece)
+    monkeypatch.setattr(text, "BLOCK_BYTES", block)
+    monkeypatch.setattr(text, "HEAD_BYTES", 300)
     lines = [f"{k},{k + 1},{k}" for k in range(1000)]
     lines[737] = "1,2,x"
     with pytest.raises(InputError, match="row 738: time cannot be read"):
