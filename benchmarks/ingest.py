@@ -22,7 +22,7 @@ import numpy as np
 import polars as pl
 
 from toffee_dist.edges import IngestConfig, ingest
-from toffee_dist.runtime import cluster, runner
+from toffee_dist.runtime import Mode, cluster, runner
 
 DAY = 86400
 START = 1_700_006_400
@@ -84,11 +84,12 @@ def main() -> None:
         seconds: dict[str, float] = {}
         memory: dict[str, list[float]] = {}
         summary: Any = None
-        for label, mode, workers in (
+        modes: tuple[tuple[str, Mode, int | None], ...] = (
             ("threads", "threads", None),
             ("1 process", "processes", 1),
             ("2 processes", "processes", 2),
-        ):
+        )
+        for label, mode, workers in modes:
             with cluster(mode, workers, reader_threads=1) as client:
                 run = runner(client)
                 idle = list(client.run(peak_mib).values())

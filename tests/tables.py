@@ -80,7 +80,7 @@ def tables(draw: st.DrawFn, id_kinds: tuple[str, ...] = ID_KINDS, max_rows: int 
     zone = draw(st.sampled_from(ZONES))
     n_rows = draw(st.integers(1, max_rows))
     pool = draw(st.lists(_ids(id_kind), min_size=1, max_size=6))
-    many = {"min_size": n_rows, "max_size": n_rows}
+    many: Any = {"min_size": n_rows, "max_size": n_rows}
     source, target = (draw(st.lists(st.sampled_from(pool), **many)) for _ in range(2))
     weight = draw(st.lists(st.floats(-3, 3, width=32).filter(lambda w: w == 0 or abs(w) > 1e-6), **many))
     if time_kind == "number":

@@ -6,7 +6,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -18,11 +18,12 @@ from tests import naive_edges
 from tests.naive_edges import assert_same
 from tests.tables import FILES, TIME_KINDS, Table, tables, write
 from toffee_dist import ConfigError, InputError, TemporalTensor, edges, entries, readers, registry, text
-from toffee_dist.edges import IngestConfig, Ingested, ingest
+from toffee_dist.edges import IngestConfig, ingest
 from toffee_dist.runtime import cluster, runner
 from toffee_dist.schema import ColumnOptions
 from toffee_dist.staging import open_tensor, stage_tensor
-from toffee_dist.timegrid import TimeGrid
+from toffee_dist.summary import Ingested
+from toffee_dist.timegrid import TimeGrid, TimeUnit
 
 CALENDAR_STEPS = ("1d", "1w", "6h", "2d", "distinct", "bins:5")
 NUMBER_STEPS = ("7", "1", "distinct", "bins:5")
@@ -59,7 +60,8 @@ def test_round_trip(table: Table, data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(FILES), label="file")
     step = data.draw(st.sampled_from(CALENDAR_STEPS if table.instant else NUMBER_STEPS), label="step")
     directed, bipartite = data.draw(st.booleans()), data.draw(st.booleans())
-    entry, pair_weight = data.draw(ENTRIES), data.draw(PAIR_WEIGHTS)
+    entry: Any = data.draw(ENTRIES)
+    pair_weight: Any = data.draw(PAIR_WEIGHTS)
     # Text has no type for integers beyond 64 bits with sign; a # in the first place is a comment.
     assume(not (table.id_kind == "unsigned" and kind not in ("parquet", "arrow")))
     assume(not (kind == "plain.csv" and str(table.frame["source"][0]).startswith(("#", "%"))))
@@ -74,7 +76,7 @@ def test_round_trip(table: Table, data: st.DataObject) -> None:
             entry=entry,
             pair_weight=pair_weight,
             step=step,
-            time_unit=table.unit,
+            time_unit=cast(TimeUnit, table.unit),
         )
         result = ingest(config, folder / "out")
         expected = naive_edges.expect(

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toffee_dist import ConfigError, InputError, sources, text
-from toffee_dist.edges import IngestConfig, Ingested, ingest
+from toffee_dist.edges import IngestConfig, ingest
 from toffee_dist.readers import read_fragments
 from toffee_dist.schema import ColumnOptions, guess_schema
 from toffee_dist.sources import Fragment, find_files, fingerprint, group_fragments, list_fragments
+from toffee_dist.summary import Ingested
 from toffee_dist.text import Layout
 
 FRAME = pl.DataFrame({"source": [1, 2, 3], "target": [2, 3, 1], "time": [0, 1, 2]})
