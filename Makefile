@@ -36,6 +36,7 @@ benchmarks: setup
 	$(BIN)/python benchmarks/solver.py
 	$(BIN)/python benchmarks/quality.py
 	$(BIN)/python benchmarks/rhythm.py
+	$(BIN)/python benchmarks/ingest.py
 	$(BIN)/python benchmarks/defaults.py
 
 clean:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from sklearn.base import clone
 from tests.strategies import EXTREME, Events, events, random_tensor
 from toffee_dist import ConfigError, InputError, NotFittedError, TemporalTensor, Toffee
 from toffee_dist.embedding import step_weights
+from toffee_dist.staging import open_tensor, stage_tensor
 
 
 @given(events(weights=EXTREME), st.integers(1, 9), st.sampled_from(["single", "double"]))
@@ -200,3 +202,12 @@ def test_one_node_one_step() -> None:
     model = Toffee(rank=3, reg_a=0, reg_r=0).fit(lonely)
     np.testing.assert_allclose(model.embedding_, [[1, 0, 0]], atol=1e-6)
     np.testing.assert_allclose(model.trajectory(), [[[1, 0, 0]]], atol=1e-6)
+
+
+def test_fit_on_a_staged_tensor_is_the_same(tmp_path: Path) -> None:
+    tensor = random_tensor(8, 200, 6, 900)
+    stage_tensor(tensor, tmp_path / "tensor")
+    staged = open_tensor(tmp_path / "tensor")
+    one, two = (Toffee(rank=5, freqs="lowest:2").fit(some) for some in (tensor, staged))
+    assert one.embedding_.tobytes() == two.embedding_.tobytes()
+    assert one.trajectory().tobytes() == two.trajectory().tobytes()

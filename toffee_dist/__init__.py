@@ -1,9 +1,13 @@
 """toffee_dist: embeddings of temporal graphs, as batch jobs on Dask."""
 
+from typing import TYPE_CHECKING, Any
+
 from toffee_dist.errors import ConfigError, InputError, NotFittedError, ToffeeError
-from toffee_dist.model import Toffee
 from toffee_dist.tensor import TemporalTensor
 from toffee_dist.tproduct import tproduct, ttranspose
+
+if TYPE_CHECKING:
+    from toffee_dist.model import Toffee
 
 __version__ = "0.1.0"
 
@@ -18,3 +22,12 @@ __all__ = [
     "tproduct",
     "ttranspose",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # scikit-learn takes two seconds to import, which a command or a worker need not wait for.
+    if name == "Toffee":
+        from toffee_dist.model import Toffee
+
+        return Toffee
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
