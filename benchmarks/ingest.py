@@ -15,6 +15,8 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ import polars as pl
 
 from toffee_dist.edges import IngestConfig, ingest
 from toffee_dist.runtime import Mode, cluster, runner
+from toffee_dist.summary import MANIFEST
 
 DAY = 86400
 START = 1_700_006_400
@@ -53,14 +56,11 @@ def bare_polars(folder: Path, out: Path) -> None:
     query.sink_parquet(out / "polars.parquet")
 
 
-def best(repeats: int, function: Callable[[], Any]) -> float:
-    """Return the shortest of a few wall times."""
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return min(times)
+def wall_seconds(function: Callable[[], Any]) -> float:
+    """Return the wall time of a call."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
 
 
 def peak_mib() -> float:
@@ -72,38 +72,41 @@ def peak_mib() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=20_000_000)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     n_ids = max(100, options.rows // 10)
-    with tempfile.TemporaryDirectory(prefix="toffee-ingest-") as name:
+    modes: dict[str, tuple[Mode, int | None]] = {
+        "threads": ("threads", None),
+        "1 process": ("processes", 1),
+        "2 processes": ("processes", 2),
+    }
+    with tempfile.TemporaryDirectory(prefix="toffee-ingest-") as name, ExitStack() as stack:
         work = Path(name)
-        edges = work / "edges"
-        generate(edges, options.rows, n_ids, 64, 20)
-        config = IngestConfig(inputs=(str(edges),), step="1d")
-        polars = best(options.repeats, lambda: bare_polars(edges, work))
-        seconds: dict[str, float] = {}
-        memory: dict[str, list[float]] = {}
-        summary: Any = None
-        modes: tuple[tuple[str, Mode, int | None], ...] = (
-            ("threads", "threads", None),
-            ("1 process", "processes", 1),
-            ("2 processes", "processes", 2),
-        )
-        for label, mode, workers in modes:
-            with cluster(mode, workers, reader_threads=1) as client:
-                run = runner(client)
-                idle = list(client.run(peak_mib).values())
-                results: list[Any] = []
-                for _ in range(options.repeats):
-                    wall = best(1, lambda: results.append(ingest(config, work / "out", run)))  # noqa: B023
-                    seconds[label] = min(wall, seconds.get(label, wall))
-                    # Not timed, but what is left would have to be written to disk during the next run.
-                    shutil.rmtree(work / "out")
-                busy = list(client.run(peak_mib).values())
-                memory[label] = [b - i for b, i in zip(busy, idle, strict=True)]
-                summary = results[-1].summary
-    assert summary.used == options.rows // 20 * 20
-    sizes = (f"{options.rows:,} edges", f"{summary.nodes:,} nodes", f"{summary.entries:,} entries")
+        generate(work / "edges", options.rows, n_ids, 64, 20)
+        config = IngestConfig(inputs=(str(work / "edges"),), step="1d")
+        clients = {
+            label: stack.enter_context(cluster(mode, workers, reader_threads=1))
+            for label, (mode, workers) in modes.items()
+        }
+        idle = {label: list(client.run(peak_mib).values()) for label, client in clients.items()}
+        polars = float("inf")
+        seconds = dict.fromkeys(modes, float("inf"))
+        # In turns, best of each: other work on the machine then disturbs all of them alike.
+        for _ in range(options.repeats):
+            polars = min(polars, wall_seconds(partial(bare_polars, work / "edges", work)))
+            for label, client in clients.items():
+                task = partial(ingest, config, work / "out", runner(client))
+                seconds[label] = min(seconds[label], wall_seconds(task))
+                summary = json.loads((work / "out" / MANIFEST).read_text())["summary"]
+                # Not timed, but what is left would have to be written to disk during the next run.
+                shutil.rmtree(work / "out")
+        memory = {
+            label: [b - i for b, i in zip(client.run(peak_mib).values(), idle[label], strict=True)]
+            for label, client in clients.items()
+        }
+    if summary["used"] != options.rows // 20 * 20:
+        raise RuntimeError(f"{summary['used']} edges of {options.rows}")
+    sizes = (f"{options.rows:,} edges", f"{summary['nodes']:,} nodes", f"{summary['entries']:,} entries")
     print(", ".join([*sizes, f"{os.cpu_count()} cores"]))
     print(f"{'':<14}{'wall s':>8}{'/ polars':>10}{'MiB a task':>12}")
     print(f"{'bare polars':<14}{polars:>8.2f}{1:>10.2f}{'':>12}")
