@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import tempfile
 from collections.abc import Iterator
@@ -471,6 +472,14 @@ def test_real_graphs(
     assert empty is None or summary.empty_steps == empty
     assert pairs is None or summary.pairs == pairs
     assert loops is None or summary.self_loops == loops
+    # The README of the data names no pairs: count them, and the self-loops, line by line.
+    path = shared_data / name
+    lines = gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
+    with lines:
+        links = [tuple(line.replace(",", " ").split()[:2]) for line in lines]
+    assert summary.self_loops == sum(i == j for i, j in links)
+    both = [] if options.get("directed", True) else [(j, i) for i, j in links]
+    assert summary.pairs == len({*links, *both})
 
 
 def test_short_lines_are_bad_rows(tmp_path: Path) -> None:

@@ -141,6 +141,14 @@ def test_scikit_learn_manners() -> None:
     assert model.set_params(rank=3).fit(random_tensor(0, 10, 3, 40)).embedding_.shape == (10, 3)
 
 
+def test_parameters_changed_after_fit_wait_for_the_next() -> None:
+    model = Toffee(rank=3, freqs="lowest:2").fit(random_tensor(0, 20, 6, 80))
+    before = model.trajectory()
+    model.set_params(rank=5, gauge="none", freqs="all", seed=9)
+    assert model.trajectory().tobytes() == before.tobytes()
+    assert model.factors()[0].shape == (6, 20, 3)
+
+
 def test_report_has_bounds_where_asked() -> None:
     tensor = random_tensor(7, 60, 6, 400)
     report = Toffee(rank=4, bound=True).fit(tensor).fit_report_

@@ -196,8 +196,8 @@ def _ingest(config: IngestConfig, stage: Path, run: Run, say: Say) -> tuple[Summ
     lo, hi = _time_range(found)
     if scale is None:
         scale, note = choose_scale(lo, hi, schema.per_unit, schema.per_second, config.time_unit, columns.zone)
-        for line in [note] * bool(note):
-            say(line)
+        if note:
+            say(note)
     parts = [part for record in found for part in record.parts]
     times = _distinct_times(parts, work) if config.step == "distinct" else None
     grid = build_grid(config.step, lo, hi, scale, since=since, until=until, distinct=times)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from toffee_dist.registry import resolve
 from toffee_dist.scan import Part
-from toffee_dist.tensor import Entry, PairWeight, TemporalTensor
+from toffee_dist.tensor import Entry, PairWeight, TemporalTensor, index_dtype
 from toffee_dist.timegrid import TimeGrid
 
 # Events of one bin, and of one block: what a merging task holds at once, and what it writes.
@@ -62,7 +62,7 @@ class Packing:
     @property
     def dtype(self) -> type[np.signedinteger[Any]]:
         """What rows and steps fit in: half the memory for all but the largest graphs."""
-        return np.int32 if max(self.n_nodes, self.n_steps) <= np.iinfo(np.int32).max else np.int64
+        return index_dtype(self.n_nodes, self.n_steps)
 
     @property
     def step_bits(self) -> int:
@@ -234,7 +234,7 @@ def merge_block(task: BlockTask) -> BlockRecord:
     np.logical_or(i[1:] != i[:-1], j[1:] != j[:-1], out=changed[1:])
     first = np.flatnonzero(changed)
     per_row = np.bincount(i[first] - first_row, minlength=last_row - first_row)
-    short = np.int32 if len(i) <= np.iinfo(np.int32).max else np.int64
+    short = index_dtype(len(i))
     tensor = TemporalTensor(
         n_nodes=last_row - first_row,
         n_steps=task.packing.n_steps,

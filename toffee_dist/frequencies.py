@@ -14,7 +14,7 @@ from toffee_dist.spectrum import count_freqs, multiplicities, slice_energies
 from toffee_dist.tensor import Floats, TemporalTensor
 
 # Standard deviations above the floor. Measured on planted graphs (benchmarks/rhythm.py): with 6, graphs
-# without a rhythm give none (0 of 120 do); from 3 to 8 the planted rhythms are found alike.
+# without a rhythm give none (0 of 120 do), and from 3 to 8 the week is found in every weekly one.
 SIGNIFICANT = 6.0
 # Directions of the common basis in which energy is looked for: the test loses power with more.
 TEST_DIRECTIONS = 16

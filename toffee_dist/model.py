@@ -119,7 +119,7 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
         tensor = as_tensor(X)
         weights = embedding.step_weights(self.reduce, tensor.n_steps)
         self._fitted_options = options
-        self._fitted_freqs = self.freqs
+        self._fitted_freqs, self._fitted_gauge = self.freqs, self.gauge
         self._tensor = tensor
         self._slices: dict[int, SliceFactors] = {}
         self._basis_cache: CommonBasis | None = None
@@ -148,7 +148,7 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
         if self._directed_embedding is None:
             raise NotFittedError(
                 "embedding_target_",
-                got="an undirected graph" if not self._tensor.directed else f"gauge={self.gauge!r}",
+                got="an undirected graph" if not self._tensor.directed else f"gauge={self._fitted_gauge!r}",
                 allowed="a directed graph in the canonical gauge",
                 remedy="Use embedding_, where both roles are the same.",
             )
@@ -189,7 +189,7 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
         nodes = None if nodes is None else self._check_rows("nodes", nodes, self._tensor.n_nodes)
         steps = None if steps is None else self._check_rows("steps", steps, self._tensor.n_steps)
         slices = self._solve(self.freqs_.freqs)
-        V = None if self.gauge == "none" else self._basis().V
+        V = None if self._fitted_gauge == "none" else self._basis().V
         return embedding.trajectory(slices, V, self._tensor.n_steps, nodes, steps)
 
     def factors(self, domain: Literal["time", "frequency"] = "time") -> tuple[NDArray[Any], NDArray[Any]]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from toffee_dist.entries import BlockRecord, BlockTask
 from toffee_dist.errors import InputError
-from toffee_dist.tensor import TemporalTensor, _index_dtype
+from toffee_dist.tensor import TemporalTensor, index_dtype
 
 ARRAYS = ("indptr", "indices", "tube_ptr", "steps", "values")
 HEADER = "header.json"
@@ -42,7 +42,7 @@ def plan_join(
     """Make the files at their full size, and say where each block goes."""
     n_pairs = sum(record.n_pairs for record in records)
     n_events = sum(record.n_events for record in records)
-    pattern, tube = _index_dtype(n_nodes, n_pairs), _index_dtype(n_steps, n_events)
+    pattern, tube = index_dtype(n_nodes, n_pairs), index_dtype(n_steps, n_events)
     shapes: dict[str, tuple[type[Any], int]] = {
         "indptr": (pattern, n_nodes + 1),
         "indices": (pattern, n_pairs),

@@ -266,8 +266,8 @@ class TemporalTensor:
         order = np.lexsort((t, i * n_nodes + j))
         i, j, t = i[order], j[order], t[order]
         first = np.flatnonzero(_changes(i, j))
-        pattern = _index_dtype(n_nodes, len(first))
-        tube = _index_dtype(n_steps, len(t))
+        pattern = index_dtype(n_nodes, len(first))
+        tube = index_dtype(n_steps, len(t))
         return cls(
             n_nodes=n_nodes,
             n_steps=n_steps,
@@ -326,8 +326,9 @@ def _changes(*columns: Ints) -> NDArray[np.bool_]:
     return changed
 
 
-def _index_dtype(largest: int, count: int) -> type[np.signedinteger[Any]]:
-    return np.int32 if max(largest, count) <= np.iinfo(np.int32).max else np.int64
+def index_dtype(*sizes: int) -> type[np.signedinteger[Any]]:
+    """Return the narrower integer type that holds every index below these sizes."""
+    return np.int32 if max(sizes) <= np.iinfo(np.int32).max else np.int64
 
 
 def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
