@@ -24,7 +24,7 @@ import numpy as np
 import polars as pl
 
 from toffee_dist.edges import IngestConfig, ingest
-from toffee_dist.runtime import Mode, cluster, runner
+from toffee_dist.runtime import cluster, runner
 from toffee_dist.summary import MANIFEST
 
 DAY = 86400
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     n_ids = max(100, options.rows // 10)
-    modes: dict[str, tuple[Mode, int | None]] = {
+    modes: dict[str, tuple[str, int | None]] = {
         "threads": ("threads", None),
         "1 process": ("processes", 1),
         "2 processes": ("processes", 2),

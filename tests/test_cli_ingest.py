@@ -70,7 +70,7 @@ def test_json(toffee: Toffee, tmp_path: Path) -> None:
         (["--step", "1y"], "step: got '1y'"),
         (["--zone", "Nowhere"], "IANA"),
         (["--entry", "max"], "Invalid value for '--entry'"),
-        (["--workers", "0"], "Invalid value for '--workers'"),
+        (["--workers", "0"], "workers: got 0"),
         (["--source", "nothing"], "--source: got nothing"),
         (["--last", "1d", "--since", "1"], "one of them"),
         (["--weight", "time"], "Add --entry sum"),

@@ -8,6 +8,7 @@ from toffee_dist.tproduct import tproduct, ttranspose
 
 if TYPE_CHECKING:
     from toffee_dist.model import Toffee
+    from toffee_dist.run import Run, load_run
 
 __version__ = "0.1.0"
 
@@ -15,10 +16,12 @@ __all__ = [
     "ConfigError",
     "InputError",
     "NotFittedError",
+    "Run",
     "TemporalTensor",
     "Toffee",
     "ToffeeError",
     "__version__",
+    "load_run",
     "tproduct",
     "ttranspose",
 ]
@@ -30,4 +33,8 @@ def __getattr__(name: str) -> Any:
         from toffee_dist.model import Toffee
 
         return Toffee
+    if name in ("Run", "load_run"):
+        from toffee_dist import run
+
+        return getattr(run, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,76 +4,47 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
 
-from toffee_dist.edges import IngestConfig, ingest, run_here
+from toffee_dist.config import EdgeSettings, JobConfig, ModelSettings, RuntimeSettings
 from toffee_dist.errors import ToffeeError
-from toffee_dist.schema import ColumnOptions
-from toffee_dist.summary import Ingested, describe
+from toffee_dist.options import config_options
+from toffee_dist.progress import choose_progress
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="toffee_dist", prog_name="toffee")
 def cli() -> None:
-    """Embeddings of temporal graphs, as batch jobs on Dask."""
+    """Embeddings of temporal graphs, as batch jobs on Dask.
+
+    \b
+    Exit codes: 0 done, 2 bad usage or configuration, 3 bad input, 4 refused for memory or storage,
+    5 not finished but resumable (interrupted, cluster lost, disk full), 6 not fit to be published.
+    """  # noqa: D301
+
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON line.")
+_inputs = click.argument("inputs", nargs=-1, metavar="INPUT...")
+
+
+class IngestSettings(EdgeSettings, RuntimeSettings):
+    """Options of `toffee ingest`."""
+
+    out: str = ""
 
 
 @cli.command("ingest")
-@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@click.option("--out", required=True, metavar="DIR", help="Where the result goes; must not exist yet.")
-@click.option("--source", metavar="COLUMN", help="Source column, by name or by position from 1.")
-@click.option("--target", metavar="COLUMN", help="Target column.")
-@click.option("--time", metavar="COLUMN", help="Time column.")
-@click.option("--weight", metavar="COLUMN", help="Weight column; read with --entry sum only.")
-@click.option("--header", type=click.Choice(["auto", "yes", "no"]), default="auto", show_default=True)
-@click.option("--separator", default="auto", show_default=True, help="Of text: one character.")
-@click.option("--ids", type=click.Choice(["auto", "integer", "string"]), default="auto", show_default=True)
-@click.option("--bipartite", is_flag=True, help="Sources and targets are two spaces of nodes.")
-@click.option("--undirected", is_flag=True, help="(i, j) and (j, i) are the same edge.")
-@click.option(
-    "--entry",
-    type=click.Choice(["binary", "count", "sum"]),
-    default="binary",
-    show_default=True,
-    help="What repeated rows become: 1, their number, or the sum of their weights (negative ones too).",
-)
-@click.option(
-    "--pair-weight",
-    type=click.Choice(["raw", "log", "unit"]),
-    default="unit",
-    show_default=True,
-    help="What the total of a pair over time is scaled to.",
-)
-@click.option(
-    "--step",
-    default="1d",
-    show_default=True,
-    help="Length of a step: 6h, 1d, 1w (weeks start on Monday); a whole number for plain-number times; "
-    "distinct: a step for every distinct time; bins:64: that many equal steps.",
-)
-@click.option("--since", metavar="TIME", help="First moment to read: a date, timestamp or number.")
-@click.option("--until", metavar="TIME", help="First moment not to read any more.")
-@click.option("--last", metavar="DURATION", help="The last 90d, 4w, 12h, … up to the newest edge.")
-@click.option(
-    "--time-unit",
-    type=click.Choice(["auto", "s", "ms", "us", "ns", "number"]),
-    default="auto",
-    show_default=True,
-    help="What a number in the time column is; number has no calendar.",
-)
-@click.option("--zone", default="UTC", show_default=True, help="Whose days and wall clock: Europe/Athens.")
-@click.option("--on-bad-rows", type=click.Choice(["error", "skip"]), default="error", show_default=True)
-@click.option("--known", metavar="DIR", help="An earlier result: its nodes keep their rows.")
-@click.option("--mode", type=click.Choice(["threads", "processes"]), default="threads", show_default=True)
-@click.option("--workers", type=click.IntRange(min=1), help="Threads or processes; default: one a core.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON line.")
-def ingest_command(
-    inputs: tuple[str, ...], out: str, mode: Any, workers: int | None, as_json: bool, **options: Any
-) -> None:
+@_inputs
+@click.option("--out", metavar="DIR", help="Where the result goes; must not exist yet.")
+@config_options(EdgeSettings, RuntimeSettings, without=("memory",))
+@_json
+def ingest_command(inputs: tuple[str, ...], config: str | None, as_json: bool, **options: Any) -> None:
     r"""Read edges into a staged tensor, a node registry and a time grid.
 
     INPUT is a file, a folder, a glob or an fsspec URL, several at once: Parquet, Arrow IPC, or text
@@ -83,31 +54,144 @@ def ingest_command(
     Example:
       toffee ingest edges/*.parquet --out staged --step 1w --zone Europe/Athens
     """
-    names = ("source", "target", "time", "weight", "header", "separator", "ids", "bipartite", "zone")
-    columns = ColumnOptions(**{name: options.pop(name) for name in names})
-    directed = not options.pop("undirected")
-    config = IngestConfig(inputs=inputs, columns=columns, directed=directed, **options)
-    result = _run(config, out, mode, workers)
+    from toffee_dist.edges import ingest
+    from toffee_dist.runtime import open_cluster, runner
+    from toffee_dist.summary import describe
+
+    settings = IngestSettings.read({"inputs": inputs or None, **options}, config)
+    edges = settings.ingest_config()
+    if not settings.out:
+        raise click.UsageError("Missing option '--out'.")
+    progress = choose_progress()
+    with open_cluster(settings) as client, progress.stage("ingest") as done:
+        result = ingest(edges, settings.out, runner(client, wait=settings.wait, done=done), progress.say)
+    click.echo(
+        json.dumps({"out": str(result.folder), **asdict(result.summary)}) if as_json else describe(result)
+    )
+
+
+@cli.command("plan")
+@_inputs
+@config_options(EdgeSettings, ModelSettings, RuntimeSettings)
+@_json
+def plan_command(inputs: tuple[str, ...], config: str | None, as_json: bool, **options: Any) -> None:
+    r"""Say what embed would do: frequencies, tasks, memory, disk, time. Solves nothing.
+
+    Reads the input once. Nodes and pairs are estimates, to within 3 %; the time is of one core of a machine
+    like ours.
+
+    \b
+    Example:
+      toffee plan edges/*.parquet --rank 64 --outputs embedding,trajectory --freqs all
+    """
+    from toffee_dist.edges import estimate
+    from toffee_dist.plan import Shape, describe_plan, make_plan, plan_json
+    from toffee_dist.runtime import open_cluster, runner
+
+    settings = JobConfig.read({"inputs": inputs or None, **options}, config)
+    progress = choose_progress(quiet=as_json)
+    with open_cluster(settings) as client, progress.stage("scan") as done:
+        found = estimate(
+            settings.ingest_config(), runner(client, wait=settings.wait, done=done), progress.say
+        )
+    shape = Shape(
+        found.nodes,
+        found.steps,
+        found.pairs,
+        found.entries,
+        not settings.undirected,
+        found.rows,
+        exact=False,
+    )
+    plan = make_plan(shape, settings)
+    click.echo(json.dumps(plan_json(plan)) if as_json else describe_plan(plan))
+
+
+@cli.command("embed")
+@_inputs
+@config_options(JobConfig)
+@_json
+def embed_command(inputs: tuple[str, ...], config: str | None, as_json: bool, **options: Any) -> None:
+    r"""Read edges and publish vectors: the whole batch job.
+
+    Results are in OUT/runs/<run>; OUT/latest.json points to the newest complete run, and changes last.
+
+    \b
+    Example:
+      toffee embed edges/*.parquet --out vectors --rank 64 --outputs embedding,trajectory
+    """
+    from toffee_dist.pipeline import start_run
+
+    settings = JobConfig.read({"inputs": inputs or None, **options}, config)
+    _show(start_run(settings, choose_progress(quiet=as_json)), as_json)
+
+
+@cli.command("resume")
+@click.argument("path", metavar="OUT")
+@config_options(RuntimeSettings)
+@_json
+def resume_command(path: str, config: str | None, as_json: bool, **options: Any) -> None:
+    r"""Go on with the newest unfinished run of OUT, or with the run whose folder OUT is.
+
+    Finished slices and parts are used as they are. Where it runs may differ from the start.
+
+    \b
+    Example:
+      toffee resume vectors --mode processes
+    """
+    from toffee_dist.pipeline import resume_run
+    from toffee_dist.store import find_unfinished
+
+    where = RuntimeSettings.read(options, config).model_dump(exclude_unset=True)
+    _show(resume_run(find_unfinished(Path(path)), where, choose_progress(quiet=as_json)), as_json)
+
+
+def _show(outcome: Any, as_json: bool) -> None:
+    data = outcome.to_json()
     if as_json:
-        click.echo(json.dumps({"out": str(result.folder), **asdict(result.summary)}))
-    else:
-        click.echo(describe(result))
+        click.echo(json.dumps(data))
+        return
+    spent = ", ".join(f"{name} {seconds:.1f}" for name, seconds in data["seconds"].items())
+    click.echo(f"published   {data['run']}")
+    click.echo(f"nodes       {data['nodes']:,} over {data['steps']:,} steps")
+    click.echo(f"slices      {data['solved']:,} solved, {data['reused']:,} reused")
+    click.echo(f"seconds     {spent}")
 
 
-def _run(config: IngestConfig, out: str, mode: Any, workers: int | None) -> Ingested:
-    def say(line: str) -> None:
-        click.echo(line, err=True)
+@cli.command("inspect")
+@click.argument("path", metavar="OUT")
+@_json
+def inspect_command(path: str, as_json: bool) -> None:
+    r"""Say what a run holds, or how far it is.
 
-    if mode == "threads" and workers == 1:
-        return ingest(config, out, run_here, say)
-    from toffee_dist.runtime import cluster, runner
+    \b
+    Example:
+      toffee inspect vectors
+    """
+    from toffee_dist.inspection import describe_run, inspect_run
 
-    with cluster(mode, workers) as client:
-        return ingest(config, out, runner(client), say)
+    found = inspect_run(Path(path))
+    click.echo(json.dumps(found) if as_json else describe_run(found))
+
+
+@cli.command("demo")
+@click.option("--out", default="toffee-demo", show_default=True, metavar="DIR", help="Where everything goes.")
+def demo_command(out: str) -> None:
+    r"""Make a small graph with daily and weekly communities, embed it, and show what was found.
+
+    \b
+    Example:
+      toffee demo --out toffee-demo
+    """
+    from toffee_dist.demo import run_demo
+
+    run_demo(Path(out), click.echo, choose_progress())
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; errors a user can meet become one message and an exit code."""
+    # A scheduler's or an operator's "stop" is an interruption like Ctrl-C: close everything, stay resumable.
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         cli.main(args=arguments, standalone_mode=False)
     except click.ClickException as error:
@@ -117,11 +201,14 @@ def main(arguments: list[str] | None = None) -> None:
         click.echo(f"Error: {error}", err=True)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        click.echo("Interrupted; nothing was left behind.", err=True)
+        click.echo("Interrupted. A run that had begun is finished by: toffee resume OUT", err=True)
         sys.exit(5)
     except OSError as error:
-        click.echo(f"Error: {error}. Is the disk full or not writable?", err=True)
-        sys.exit(3)
+        click.echo(
+            f"Error: {error}. Is the disk full or not writable? A run that had begun: toffee resume OUT",
+            err=True,
+        )
+        sys.exit(5)
     except Exception as error:
         if os.environ.get("TOFFEE_DEBUG"):
             raise
@@ -131,6 +218,10 @@ def main(arguments: list[str] | None = None) -> None:
             err=True,
         )
         sys.exit(1)
+
+
+def _interrupt(signum: int, frame: Any) -> None:
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -24,12 +24,13 @@ from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
-from toffee_dist import entries, registry, staging
+from toffee_dist import entries, registry, sketch, staging
 from toffee_dist.errors import ConfigError, InputError
 from toffee_dist.registry import BucketRecord, BucketTask
 from toffee_dist.scan import Part, ScanRecord, ScanTask, scan
 from toffee_dist.schema import ColumnOptions, Schema, guess_schema
 from toffee_dist.sources import (
+    SourceFile,
     find_files,
     fingerprint,
     group_fragments,
@@ -124,7 +125,11 @@ def run_here(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
 
 
 def ingest(
-    config: IngestConfig, out: Path | str, run: Run = run_here, say: Say = lambda line: None
+    config: IngestConfig,
+    out: Path | str,
+    run: Run = run_here,
+    say: Say = lambda line: None,
+    check: Callable[[int, int], None] = lambda n_nodes, n_steps: None,
 ) -> Ingested:
     """Read the edges and stage the tensor.
 
@@ -140,6 +145,8 @@ def ingest(
         Where the tasks run; see `runtime.cluster`.
     say
         Is told every guess, one line each.
+    check
+        Is told the numbers of nodes and steps as soon as they are known, and may raise.
 
     Raises
     ------
@@ -163,7 +170,7 @@ def ingest(
             "output folder", got=f"{out}: {error.strerror}", allowed="a place that can be written"
         ) from None
     try:
-        summary, grid = _ingest(config, stage, run, say)
+        summary, grid = _ingest(config, stage, run, say, check)
         shutil.rmtree(stage / "work")
         if out.exists():
             out.rmdir()
@@ -173,22 +180,14 @@ def ingest(
     return Ingested(out, summary, grid)
 
 
-def _ingest(config: IngestConfig, stage: Path, run: Run, say: Say) -> tuple[Summary, TimeGrid]:
-    work = str(stage / "work")
+def _ingest(
+    config: IngestConfig, stage: Path, run: Run, say: Say, check: Callable[[int, int], None]
+) -> tuple[Summary, TimeGrid]:
     known = _known_files(config)
-    files, notes = find_files(config.inputs)
-    columns = replace(config.columns, need_weight=config.entry == "sum")
-    schema, guesses = guess_schema(files, columns)
-    for note in [*notes, *guesses]:
-        say(note)
-
-    groups = list(group_fragments(list_fragments(files)))
-    tasks = [
-        ScanTask(index, tuple(group), schema, work, columns.bipartite, distinct=config.step == "distinct")
-        for index, group in enumerate(groups)
-    ]
-    scale, since, until = _window(config, tasks, run)
-    tasks = [replace(task, since=since, until=until) for task in tasks]
+    work = str(stage / "work")
+    reading = _prepare(config, work, run, say)
+    files, columns, schema = reading.files, config.columns, reading.schema
+    tasks, scale, since, until = reading.tasks, reading.scale, reading.since, reading.until
     found = list(run(scan, tasks))
     bad = gather_bad(found, tasks)
     if config.on_bad_rows == "error":
@@ -203,6 +202,7 @@ def _ingest(config: IngestConfig, stage: Path, run: Run, say: Say) -> tuple[Summ
     grid = build_grid(config.step, lo, hi, scale, since=since, until=until, distinct=times)
 
     lookups, n_known, n_nodes = _build_registry(parts, columns.bipartite, known, stage, run)
+    check(n_nodes, grid.n_steps)
     used = sum(part.rows for part in parts)
     n_words = used if config.directed else 2 * used
     packing = entries.Packing.choose(n_nodes, grid.n_steps, n_words)
@@ -251,6 +251,91 @@ def _ingest(config: IngestConfig, stage: Path, run: Run, say: Say) -> tuple[Summ
     )
     write_manifest(stage, asdict(config), summary, grid, files)
     return summary, grid
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What is decided before the rows are read."""
+
+    files: list[SourceFile]
+    schema: Schema
+    tasks: list[ScanTask]
+    scale: TimeScale | None
+    since: int | None
+    until: int | None
+
+
+def _prepare(config: IngestConfig, work: str, run: Run, say: Say) -> _Reading:
+    files, notes = find_files(config.inputs)
+    columns = replace(config.columns, need_weight=config.entry == "sum")
+    schema, guesses = guess_schema(files, columns)
+    for note in [*notes, *guesses]:
+        say(note)
+    groups = list(group_fragments(list_fragments(files)))
+    tasks = [
+        ScanTask(index, tuple(group), schema, work, columns.bipartite, distinct=config.step == "distinct")
+        for index, group in enumerate(groups)
+    ]
+    scale, since, until = _window(config, tasks, run)
+    tasks = [replace(task, since=since, until=until) for task in tasks]
+    return _Reading(files, schema, tasks, scale, since, until)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a look at the input tells: rows and steps exactly, nodes and pairs to within 3 %."""
+
+    rows: int
+    nodes: int
+    pairs: int
+    entries: int
+    steps: int
+    first: str
+    last: str
+
+
+def estimate(config: IngestConfig, run: Run = run_here, say: Say = lambda line: None) -> Estimate:
+    """Read the edges once, keep nothing, and say how large the tensor will be.
+
+    Stored pairs and entries of an undirected graph count both directions; entries are at most this many.
+    """
+    reading = _prepare(config, "", run, say)
+    looks = [
+        replace(task, keep=False, distinct=False, sketch=True, directed=config.directed)
+        for task in reading.tasks
+    ]
+    found = list(run(scan, looks))
+    bad = gather_bad(found, looks)
+    rows = sum(record.rows for record in found)
+    if config.on_bad_rows == "error":
+        refuse_bad(bad, rows)
+    lo, hi = _time_range(found)
+    schema, scale = reading.schema, reading.scale
+    if scale is None:
+        scale, note = choose_scale(
+            lo, hi, schema.per_unit, schema.per_second, config.time_unit, config.columns.zone
+        )
+        if note:
+            say(note)
+    counts = dict.fromkeys(("nodes", "pairs", "times"), sketch.empty())
+    for record in found:
+        for name, hashes in record.sketches.items():
+            counts[name] = sketch.add(counts[name], hashes)
+    if config.step == "distinct":
+        steps = sketch.count(counts["times"])
+    else:
+        steps = build_grid(config.step, lo, hi, scale, since=reading.since, until=reading.until).n_steps
+    sides = 1 if config.directed else 2
+    used = rows - bad.total - sum(record.outside for record in found)
+    return Estimate(
+        rows=rows,
+        nodes=sketch.count(counts["nodes"]),
+        pairs=sides * sketch.count(counts["pairs"]),
+        entries=sides * used,
+        steps=steps,
+        first=scale.show(lo),
+        last=scale.show(hi),
+    )
 
 
 def _remove(folder: Path) -> None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from toffee_dist.registry import resolve
 from toffee_dist.scan import Part
+from toffee_dist.store import save_array
 from toffee_dist.tensor import Entry, PairWeight, TemporalTensor, index_dtype
 from toffee_dist.timegrid import TimeGrid
 
@@ -156,10 +157,10 @@ def map_part(task: MapTask) -> int:
         if task.entry == "count":
             value = np.diff(np.append(first, len(words))).astype(np.float64)
         words, starts = words[first], np.searchsorted(first, starts)
-    np.save(task.words_path, words)
-    np.save(task.starts_path, starts)
+    save_array(task.words_path, words)
+    save_array(task.starts_path, starts)
     if value is not None:
-        np.save(task.values_path, value)
+        save_array(task.values_path, value)
     return int(loops.sum())
 
 
@@ -253,7 +254,7 @@ def merge_block(task: BlockTask) -> BlockRecord:
         ("steps", tensor.steps),
         ("values", tensor.values),
     ):
-        np.save(task.path(name), array)
+        save_array(task.path(name), array)
     return BlockRecord(tensor.n_pairs, tensor.n_events, n_distinct, n_cancelled)
 
 

@@ -53,3 +53,21 @@ class NotFittedError(ToffeeError, AttributeError):
     """A result was asked for before `fit`."""
 
     exit_code = 2
+
+
+class TooLargeError(ToffeeError):
+    """The job needs more memory than the workers have."""
+
+    exit_code = 4
+
+
+class UnfinishedError(ToffeeError):
+    """The run could not be finished here and now, and can be resumed: a lost cluster, a full disk."""
+
+    exit_code = 5
+
+
+class QualityError(ToffeeError):
+    """The results are not fit to be published; the run published before stays."""
+
+    exit_code = 6

@@ -18,6 +18,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from toffee_dist.errors import InputError
+from toffee_dist.store import replacing, save_array
 
 # Distinct ids, summed over the scan tasks, that one bucket merges at a time.
 BUCKET_IDS = 1 << 22
@@ -169,8 +170,9 @@ def merge_bucket(task: BucketTask) -> BucketRecord:
         table = pl.concat([table, known.with_columns(pl.col("id").cast(fresh.dtype))]).sort("id")
     rows = table["row"].to_numpy()
     found = [rows[positions(table["id"], part)] for part in slices]
-    np.save(task.rows_path, np.concatenate(found) if found else np.empty(0, dtype=np.int64))
-    table.write_ipc(task.ids_path)
+    save_array(task.rows_path, np.concatenate(found) if found else np.empty(0, dtype=np.int64))
+    with replacing(task.ids_path) as path:
+        table.write_ipc(path)
     offsets = np.concatenate([[0], np.cumsum([len(part) for part in slices])])
     return BucketRecord(n_new, table.height, tuple(int(offset) for offset in offsets))
 
@@ -195,9 +197,9 @@ def write_bucket(item: tuple[BucketTask, int, str]) -> str:
     table = pl.read_ipc(task.ids_path)
     rows = resolve(table["row"].to_numpy(), base)
     path = Path(folder) / f"part-{task.space}-{task.index:05d}.parquet"
-    table.select(
-        "id", pl.Series("row", rows), pl.lit(task.space, dtype=pl.UInt8).alias("space")
-    ).write_parquet(path)
+    table = table.select("id", pl.Series("row", rows), pl.lit(task.space, dtype=pl.UInt8).alias("space"))
+    with replacing(path) as temporary:
+        table.write_parquet(temporary)
     return path.name
 
 
@@ -227,6 +229,34 @@ def read_registry(
             allowed="a registry with ids of the same type",
             remedy="Start a new one.",
         ) from None
+
+
+def count_spaces(folder: Path) -> int:
+    """Return 2 for a registry of two spaces, else 1."""
+    return 1 + any(folder.glob("part-1-*.parquet"))
+
+
+def read_rows(files: Sequence[str], start: int, stop: int) -> pl.DataFrame:
+    """Read id, row and space of the rows [start, stop), in the order of rows.
+
+    Ids of two spaces that are of two kinds come as text.
+    """
+    frames = []
+    for name in files:
+        frame = pl.scan_parquet(name, glob=False)
+        frames.append(frame.filter(pl.col("row").is_between(start, stop, closed="left")))
+    kinds = {frame.collect_schema()["id"] for frame in frames}
+    if len(kinds) > 1:
+        frames = [frame.with_columns(pl.col("id").cast(pl.String)) for frame in frames]
+    table = pl.concat(frames).sort("row").collect()
+    if table.height != stop - start:
+        raise InputError(
+            "the registry does not hold every row",
+            got=f"{table.height} of the rows {start} to {stop - 1}",
+            allowed="each row once",
+            remedy="Ingest the edges again.",
+        )
+    return table
 
 
 def count_known(files: Sequence[str]) -> int:

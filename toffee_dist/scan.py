@@ -13,11 +13,13 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from toffee_dist import sketch
 from toffee_dist.readers import BLOCK_ROWS, read_fragments
 from toffee_dist.registry import Id, encode_ids, sample_ids
 from toffee_dist.rows import BadRows, clean_rows
 from toffee_dist.schema import Schema
 from toffee_dist.sources import Fragment
+from toffee_dist.store import replacing, save_array
 from toffee_dist.timegrid import MAX_STEPS
 
 
@@ -31,6 +33,10 @@ class ScanTask:
         Rows outside [since, until) are counted and left out; None is open.
     keep
         False only looks: counts and the range of time, nothing written.
+    sketch
+        Whether to estimate the numbers of nodes, pairs and distinct times.
+    directed
+        Of the pairs that are estimated.
     distinct
         Whether to collect the distinct times.
     """
@@ -44,6 +50,8 @@ class ScanTask:
     until: int | None = None
     keep: bool = True
     distinct: bool = False
+    sketch: bool = False
+    directed: bool = True
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,7 @@ class ScanRecord:
     outside: int = 0
     lo: int | None = None
     hi: int | None = None
+    sketches: dict[str, sketch.Hashes] = field(default_factory=dict)
 
 
 def scan(task: ScanTask) -> ScanRecord:
@@ -116,9 +125,25 @@ def _valid_rows(task: ScanTask, record: ScanRecord) -> Iterator[pl.DataFrame]:
             lo, hi = int(frame["time"].min()), int(frame["time"].max())  # type: ignore[arg-type]
             record.lo = lo if record.lo is None else min(lo, record.lo)
             record.hi = hi if record.hi is None else max(hi, record.hi)
+            if task.sketch:
+                _sketch(frame, task, record)
             if task.keep:
                 yield frame
     record.fragment_rows = sorted(rows.items())
+
+
+def _sketch(frame: pl.DataFrame, task: ScanTask, record: ScanRecord) -> None:
+    source = sketch.hash_ids(frame["source"])
+    target = sketch.hash_ids(frame["target"], seed=int(task.bipartite))
+    if not task.directed:
+        source, target = np.minimum(source, target), np.maximum(source, target)
+    found = {
+        "nodes": np.concatenate([source, target]),
+        "pairs": sketch.hash_pairs(source, target),
+        "times": sketch.hash_ids(frame["time"]),
+    }
+    for name, hashes in found.items():
+        record.sketches[name] = sketch.add(record.sketches.get(name, sketch.empty()), hashes)
 
 
 def _write_part(frame: pl.DataFrame, task: ScanTask, record: ScanRecord) -> None:
@@ -133,12 +158,14 @@ def _write_part(frame: pl.DataFrame, task: ScanTask, record: ScanRecord) -> None
         name, frame.height, tuple(len(found) for found in ids), tuple(sample_ids(found) for found in ids)
     )
     for space, found in enumerate(ids):
-        found.alias("id").to_frame().write_ipc(part.ids_path(task.work, space))
+        with replacing(part.ids_path(task.work, space)) as path:
+            found.alias("id").to_frame().write_ipc(path)
     columns = {"source": source, "target": target, "time": frame["time"]}
     if "weight" in frame.columns:
         columns["weight"] = frame["weight"]
-    pl.DataFrame(columns).write_ipc(part.rows_path(task.work))
+    with replacing(part.rows_path(task.work)) as path:
+        pl.DataFrame(columns).write_ipc(path)
     if task.distinct:
         times = frame["time"].unique().sort().to_numpy()
-        np.save(part.times_path(task.work), times[: MAX_STEPS + 1])
+        save_array(part.times_path(task.work), times[: MAX_STEPS + 1])
     record.parts.append(part)

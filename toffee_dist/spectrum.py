@@ -52,36 +52,40 @@ def _angles(freqs: ArrayLike, steps: ArrayLike, n_steps: int) -> Floats:
 def transform(tensor: TemporalTensor, freqs: Sequence[int]) -> NDArray[np.complex128]:
     """Return the values of the slices `freqs` on the union pattern, shape (len(freqs), n_pairs)."""
     out = np.empty((len(freqs), tensor.n_pairs), dtype=np.complex128)
-    for pairs, values in _iter_pairs(tensor, freqs):
-        out[:, pairs] = values
+    for pairs, part, values in _iter_pairs(tensor, freqs):
+        out[part, pairs] = values
     return out
 
 
 def _iter_pairs(
     tensor: TemporalTensor, freqs: Sequence[int]
-) -> Iterator[tuple[slice, NDArray[np.complex128]]]:
-    """Yield blocks of pairs with their values at `freqs`, (len(freqs), pairs of the block).
+) -> Iterator[tuple[slice, slice, NDArray[np.complex128]]]:
+    """Yield blocks of pairs, of positions in `freqs`, and their values, (positions, pairs).
 
     By a direct sparse-dense product or by an FFT of dense tubes, whichever is cheaper for this many
-    frequencies (fact 6).
+    frequencies (fact 6). Neither holds more than a few `BLOCK_BYTES`, however many steps there are.
     """
     check_freqs(freqs, tensor.n_steps)
     n_steps, tubes = tensor.n_steps, tensor.tubes
     fft_cost = FFT_COST * tensor.n_pairs * n_steps * np.log2(max(n_steps, 2))
     direct = DIRECT_COST * tensor.n_events * len(freqs) <= fft_cost
-    angles = _angles(freqs, np.arange(n_steps), n_steps) if direct else np.empty(0)
-    cosines, sines = np.cos(angles), np.sin(angles)
-    rows = max(1, BLOCK_BYTES // (16 * max(len(freqs), 1 if direct else n_steps)))
-    for start in range(0, tensor.n_pairs, rows):
-        pairs = slice(start, min(start + rows, tensor.n_pairs))
-        block = tubes[pairs]
-        if direct:
-            values = np.empty((len(freqs), block.shape[0]), dtype=np.complex128)
-            values.real = (block @ cosines).T
-            values.imag = -(block @ sines).T
-        else:
-            values = scipy.fft.rfft(block.toarray(), axis=1)[:, list(freqs)].T
-        yield pairs, values
+    # A direct transform needs cos and sin of every step at its frequencies.
+    width = max(1, min(len(freqs), BLOCK_BYTES // (16 * n_steps))) if direct else len(freqs)
+    rows = max(1, BLOCK_BYTES // (16 * (width if direct else max(n_steps, 1))))
+    for first in range(0, len(freqs), max(width, 1)):
+        part = slice(first, min(first + width, len(freqs)))
+        angles = _angles(freqs[part], np.arange(n_steps), n_steps) if direct else np.empty(0)
+        cosines, sines = np.cos(angles), np.sin(angles)
+        for start in range(0, tensor.n_pairs, rows):
+            pairs = slice(start, min(start + rows, tensor.n_pairs))
+            block = tubes[pairs]
+            if direct:
+                values = np.empty((part.stop - part.start, block.shape[0]), dtype=np.complex128)
+                values.real = (block @ cosines).T
+                values.imag = -(block @ sines).T
+            else:
+                values = scipy.fft.rfft(block.toarray(), axis=1)[:, list(freqs)].T
+            yield pairs, part, values
 
 
 def iter_values(tensor: TemporalTensor, freqs: Sequence[int]) -> Iterator[tuple[int, NDArray[Any]]]:
@@ -105,8 +109,8 @@ def slice_matrix(tensor: TemporalTensor, values: Inexacts) -> sp.csr_matrix[Any]
 def slice_energies(tensor: TemporalTensor) -> Floats:
     """Return ‖X_k‖² for k = 0 … T//2. Parseval: ‖X‖² = (1/T) Σ_k m_k ‖X_k‖²."""
     energies = np.zeros(count_freqs(tensor.n_steps))
-    for _, values in _iter_pairs(tensor, range(len(energies))):
-        energies += np.square(np.abs(values)).sum(axis=1)
+    for _, part, values in _iter_pairs(tensor, range(len(energies))):
+        energies[part] += np.square(np.abs(values)).sum(axis=1)
     return energies
 
 
@@ -118,10 +122,10 @@ def node_energies(tensor: TemporalTensor, freqs: Sequence[int] | None = None) ->
     freqs = range(count_freqs(tensor.n_steps)) if freqs is None else freqs
     energies = np.zeros((tensor.n_nodes, len(freqs)))
     sources = tensor.sources
-    for pairs, values in _iter_pairs(tensor, freqs):
+    for pairs, part, values in _iter_pairs(tensor, freqs):
         # Pairs are sorted by source: a block touches a run of nodes.
         nodes, starts = np.unique(sources[pairs], return_index=True)
-        energies[nodes] += np.add.reduceat(np.square(np.abs(values)), starts, axis=1).T
+        energies[nodes, part] += np.add.reduceat(np.square(np.abs(values)), starts, axis=1).T
     return energies
 
 

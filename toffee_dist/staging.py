@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -14,6 +13,7 @@ import numpy as np
 
 from toffee_dist.entries import BlockRecord, BlockTask
 from toffee_dist.errors import InputError
+from toffee_dist.store import save_array, write_json
 from toffee_dist.tensor import TemporalTensor, index_dtype
 
 ARRAYS = ("indptr", "indices", "tube_ptr", "steps", "values")
@@ -79,9 +79,9 @@ def join_block(task: JoinTask) -> int:
             continue
         place = np.load(Path(task.folder) / f"{name}.npy", mmap_mode="r+", allow_pickle=False)
         piece = place[start : start + len(array)]
-        # Blocks may be narrower or wider than the whole; the counts of the whole decide.
-        np.copyto(piece, array, casting="same_kind")
-        piece += piece.dtype.type(shift)
+        # Blocks may be narrower or wider than the whole; the counts of the whole decide. One pass: a task
+        # that runs twice at once, on a worker given up too early, writes the same bytes twice.
+        np.add(array, piece.dtype.type(shift), out=piece, casting="same_kind")
         place.flush()
         written += piece.nbytes
     return written
@@ -90,18 +90,14 @@ def join_block(task: JoinTask) -> int:
 def write_header(folder: Path, *, n_nodes: int, n_steps: int, directed: bool) -> None:
     """Write the header last: a folder with one is complete."""
     header = {"format": FORMAT, "n_nodes": n_nodes, "n_steps": n_steps, "directed": directed}
-    temporary = folder / f".{HEADER}.tmp"
-    temporary.write_text(json.dumps(header) + "\n")
-    os.replace(temporary, folder / HEADER)
+    write_json(folder / HEADER, header)
 
 
 def stage_tensor(tensor: TemporalTensor, folder: Path) -> None:
     """Write a tensor that is in memory."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ARRAYS:
-        temporary = folder / f".{name}.tmp.npy"
-        np.save(temporary, getattr(tensor, name))
-        os.replace(temporary, folder / f"{name}.npy")
+        save_array(folder / f"{name}.npy", getattr(tensor, name))
     write_header(folder, n_nodes=tensor.n_nodes, n_steps=tensor.n_steps, directed=tensor.directed)
 
 

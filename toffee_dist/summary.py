@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,6 +12,7 @@ from toffee_dist.errors import InputError
 from toffee_dist.rows import MAX_EXAMPLES, BadRows
 from toffee_dist.scan import ScanRecord, ScanTask
 from toffee_dist.sources import SourceFile
+from toffee_dist.store import write_json
 from toffee_dist.tensor import TemporalTensor
 from toffee_dist.timegrid import TimeGrid
 
@@ -129,6 +128,4 @@ def write_manifest(
         "grid": grid.to_json(),
         "files": [[file.path, file.size, file.stamp] for file in files[:1000]],
     }
-    temporary = stage / f".{MANIFEST}.tmp"
-    temporary.write_text(json.dumps(manifest, indent=1) + "\n")
-    os.replace(temporary, stage / MANIFEST)
+    write_json(stage / MANIFEST, manifest)

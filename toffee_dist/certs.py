@@ -1,0 +1,131 @@
+"""Certificates for a cluster: its own authority, and an identity each for scheduler, workers and client."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from toffee_dist.errors import ConfigError
+
+ROLES = ("scheduler", "worker", "client")
+
+
+def write_certificates(
+    out: Path, hosts: Sequence[str] = ("127.0.0.1", "localhost"), days: int = 365
+) -> list[Path]:
+    """Make a new authority, and a certificate and key for every role.
+
+    Parameters
+    ----------
+    out
+        A folder without certificates. It gets ``ca.pem``, ``ca-key.pem``, ``<role>.pem`` and
+        ``<role>-key.pem``; keys can be read by their owner only.
+    hosts
+        Names and addresses that the certificates are for.
+    days
+        How long they are valid.
+    """
+    if (out / "ca.pem").exists():
+        raise ConfigError(
+            "folder for certificates",
+            got=f"{out}, which has some",
+            allowed="a new folder",
+            remedy="To replace them, make a second set and change over (docs/operations.md).",
+        )
+    out.mkdir(parents=True, exist_ok=True, mode=0o700)
+    ca_key = ec.generate_private_key(ec.SECP256R1())
+    ca_name = _name("toffee cluster authority")
+    ca = (
+        _builder(ca_name, ca_name, ca_key.public_key(), days)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(ca=True), critical=True)
+        .sign(ca_key, hashes.SHA256())
+    )
+    written = [_write_certificate(out / "ca.pem", ca), _write_key(out / "ca-key.pem", ca_key)]
+    for role in ROLES:
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = (
+            _builder(_name(f"toffee {role}"), ca_name, key.public_key(), days)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(ca=False), critical=True)
+            # Workers listen to each other and call the scheduler: everybody is both.
+            .add_extension(
+                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
+                critical=False,
+            )
+            .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+            .sign(ca_key, hashes.SHA256())
+        )
+        written += [
+            _write_certificate(out / f"{role}.pem", certificate),
+            _write_key(out / f"{role}-key.pem", key),
+        ]
+    return written
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        # Clocks of machines differ a little.
+        .not_valid_before(now - timedelta(minutes=5))
+        .not_valid_after(now + timedelta(days=days))
+    )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _key_usage(*, ca: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not ca,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=not ca,
+        key_cert_sign=ca,
+        crl_sign=ca,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _write_certificate(path: Path, certificate: x509.Certificate) -> Path:
+    path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    return path
+
+
+def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> Path:
+    # Made with its mode: there is no moment at which others could read it.
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(file, "wb") as stream:
+        stream.write(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+    return path

@@ -1,0 +1,338 @@
+"""The batch job, top to bottom: ingest, solve, reduce, publish.
+
+    ingest    edges → staged tensor, registry, grid                          (edges.py)
+    solve     zero slice → common basis → frequencies → all other slices     (tasks.solve_batch)
+    reduce    blocks of nodes: rows of every slice → Parquet parts           (tasks.write_part)
+    publish   read back, small tables, manifest, pointer                     (store.py)
+
+Tasks hand over through storage. Whatever is on storage is not done again, so the same function starts a run
+and resumes one; where the tasks run changes no byte.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from toffee_dist import runtime, staging, tasks
+from toffee_dist.config import JobConfig
+from toffee_dist.edges import ingest
+from toffee_dist.errors import ConfigError, InputError, TooLargeError
+from toffee_dist.plan import Plan, Shape, batch_freqs, iter_parts, make_plan, part_rows, wanted_parts
+from toffee_dist.progress import Progress
+from toffee_dist.slices import REDUCED, is_finished, slice_name
+from toffee_dist.sources import find_files, fingerprint
+from toffee_dist.spectrum import count_freqs
+from toffee_dist.store import RunFolder, new_run, read_json
+from toffee_dist.summary import MANIFEST as INGEST_MANIFEST
+from toffee_dist.timegrid import TimeGrid
+
+
+@dataclass
+class Outcome:
+    """What a run did, this time."""
+
+    run: RunFolder
+    plan: Plan
+    solved: int = 0
+    reused: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain types."""
+        return {
+            "run": str(self.run.path),
+            "nodes": self.plan.shape.n_nodes,
+            "steps": self.plan.shape.n_steps,
+            "solved": self.solved,
+            "reused": self.reused,
+            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+            **self.figures,
+        }
+
+
+def start_run(config: JobConfig, progress: Progress | None = None) -> Outcome:
+    """Start a new run in `config.out` and see it through.
+
+    Raises
+    ------
+    ToffeeError
+        With the exit code of the documentation; after an `UnfinishedError`, `resume_run` goes on.
+    """
+    if not config.out:
+        raise ConfigError("out", got="nothing", allowed="a folder for the runs", remedy="Add --out DIR.")
+    runtime.check_mode(config.mode)
+    ingest_config = config.ingest_config()
+    files, _ = find_files(ingest_config.inputs)
+    run = new_run(Path(config.out))
+    run.write_job(
+        {
+            "config": config.model_dump(mode="json"),
+            "identity": config.identity(),
+            "fingerprint": fingerprint(files),
+            "begun": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+    )
+    try:
+        return _work(config, run, progress or Progress())
+    except (ConfigError, InputError, TooLargeError):
+        # Nothing that a resume could use: the same words would be said again.
+        if not run.ingest.exists():
+            run.remove_work()
+            run.path.rmdir()
+        raise
+
+
+def resume_run(run: RunFolder, where: dict[str, Any], progress: Progress | None = None) -> Outcome:
+    """Go on with a run that was interrupted.
+
+    Parameters
+    ----------
+    run
+        The run.
+    where
+        Runtime settings that replace those of the start.
+    """
+    job = run.read_job()
+    config = JobConfig.read({**job["config"], **where})
+    if not run.ingest.exists():
+        files, _ = find_files(config.inputs)
+        if fingerprint(files) != job["fingerprint"]:
+            raise InputError(
+                "the input changed since this run began",
+                got=f"{len(files)} files with another fingerprint",
+                allowed="the same files, sizes and times",
+                remedy="Start a new run with toffee embed.",
+            )
+    return _work(config, run, progress or Progress())
+
+
+def _work(config: JobConfig, run: RunFolder, progress: Progress) -> Outcome:
+    with ExitStack() as stack:
+        client = stack.enter_context(runtime.open_cluster(config))
+        if client.dashboard_link and "://" in config.mode:
+            progress.say(f"dashboard: {client.dashboard_link}")
+        workers = runtime.survey(client, run.work)
+        if not run.ingest.exists():
+            with progress.stage("ingest") as done:
+                on = runtime.runner(client, wait=config.wait, done=done)
+                _ingest(config, run, workers, on, progress)
+        shape, grid = read_shape(run)
+        plan = make_plan(shape, config)
+        plan.check_disk(free_bytes(run.path))
+        if config.mode == "auto":
+            memory = allowed_memory(config, workers[0].memory)
+            mode, count = plan.choose_mode(runtime.count_cores(), memory)
+            if mode != "threads" or count != workers[0].threads:
+                stack.close()
+                chosen = config.model_copy(update={"mode": mode, "workers": config.workers or count})
+                client = stack.enter_context(runtime.open_cluster(chosen))
+                workers = runtime.survey(client, run.work)
+        _check_memory(config, plan, workers)
+        return _Job(config, run, client, plan, grid, progress).finish()
+
+
+def _ingest(
+    config: JobConfig, run: RunFolder, workers: list[runtime.Worker], on: runtime.Run, progress: Progress
+) -> None:
+    def check(n_nodes: int, n_steps: int) -> None:
+        # As soon as the nodes are counted: hours of reading must not come before a refusal.
+        shape = Shape(n_nodes, n_steps, n_nodes, n_nodes, not config.undirected, rows=0, exact=False)
+        # Auto takes as few threads as fit.
+        threads = 1 if config.mode == "auto" else None
+        _check_memory(config, make_plan(shape, config, chosen=1), workers, threads)
+
+    ingest(config.ingest_config(), run.ingest, on, progress.say, check)
+
+
+def _check_memory(
+    config: JobConfig, plan: Plan, workers: list[runtime.Worker], threads: int | None = None
+) -> None:
+    for worker in workers:
+        memory = allowed_memory(config, worker.memory)
+        plan.check_memory(memory, threads or worker.threads, f"worker {worker.address}")
+
+
+def allowed_memory(config: JobConfig, found: int) -> int:
+    """Return what a worker may use: what the user said, or what it has."""
+    return found if config.memory is None else parse_bytes(config.memory)
+
+
+def parse_bytes(text: str) -> int:
+    """Read ``8GiB``, ``500MB`` or a plain number of bytes."""
+    from dask.utils import parse_bytes as parse
+
+    try:
+        return int(parse(text))
+    except ValueError:
+        raise ConfigError("memory", got=repr(text), allowed="bytes such as 8GiB or 500MB") from None
+
+
+def free_bytes(folder: Path) -> int:
+    """Return what is free where the run goes."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
+def read_shape(run: RunFolder) -> tuple[Shape, TimeGrid]:
+    """Return the sizes and the grid of a staged tensor."""
+    tensor = staging.open_tensor(run.ingest / "tensor")
+    manifest = read_json(run.ingest / INGEST_MANIFEST)
+    shape = Shape(
+        tensor.n_nodes,
+        tensor.n_steps,
+        tensor.n_pairs,
+        tensor.n_events,
+        tensor.directed,
+        rows=manifest["summary"]["rows"],
+        exact=True,
+    )
+    return shape, TimeGrid.from_json(manifest["grid"])
+
+
+class _Job:
+    """One run on one client, after the ingest."""
+
+    def __init__(
+        self, config: JobConfig, run: RunFolder, client: Any, plan: Plan, grid: TimeGrid, progress: Progress
+    ) -> None:
+        self.config, self.run, self.client = config, run, client
+        self.grid, self.progress = grid, progress
+        self.tensor, self.slices = str(run.ingest / "tensor"), str(run.slices)
+        self.outcome = Outcome(run, plan)
+        self.shape = plan.shape
+
+    def map(self, stage: str, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        """Run one map of tasks, and show how far it is."""
+        items = list(items)
+        began = time.monotonic()
+        with self.progress.stage(stage, len(items)) as done:
+            run = runtime.runner(self.client, wait=self.config.wait, done=done)
+            results = list(run(function, items))
+        spent = self.outcome.seconds
+        spent[stage] = spent.get(stage, 0.0) + time.monotonic() - began
+        return results
+
+    def finish(self) -> Outcome:
+        """Solve, reduce, publish."""
+        outputs = self.config.outputs
+        names: list[str] = []
+        chosen: tuple[int, ...] = ()
+        if set(outputs) != {"spectrum"}:
+            names = self.solve_zero()
+        if "trajectory" in outputs:
+            chosen = self.choose()
+        wanted = set(chosen)
+        if "factors" in outputs:
+            wanted |= set(range(count_freqs(self.shape.n_steps)))
+        names += self.solve_others(sorted(wanted - {0}))
+        checks = self.reduce(chosen)
+        self.publish(names, checks)
+        return self.outcome
+
+    def solve_zero(self) -> list[str]:
+        """Solve the slices that one vector a node and the common basis come from."""
+        options = self.config.solve_options()
+        reduces = []
+        if self.config.reduce == "sum" or set(self.config.outputs) & {"trajectory", "factors"}:
+            reduces.append("sum")
+        if self.config.reduce != "sum" and "embedding" in self.config.outputs:
+            reduces.append(self.config.reduce)
+        items = [tasks.SolveTask(self.tensor, self.slices, (0,), options, reduce) for reduce in reduces]
+        self.solve("solve zero", items)
+        names = [item.name(0) for item in items]
+        self.map("basis", tasks.write_basis, [tasks.BasisTask(self.slices, name) for name in names])
+        return names
+
+    def choose(self) -> tuple[int, ...]:
+        """Choose the frequencies of the trajectory; the plan then knows how many there are."""
+        item = tasks.ChoiceTask(self.tensor, self.slices, self.config.freqs, str(self.run.path))
+        [record] = self.map("choose", tasks.choose, [item])
+        self.outcome.figures |= {"freqs": len(record.freqs), "energy_kept": record.energy_kept}
+        share = f"{len(record.freqs):,} of {count_freqs(self.shape.n_steps):,} frequencies"
+        self.progress.say(f"trajectory: {share}, {record.energy_kept:.1%} of the energy")
+        freqs: tuple[int, ...] = record.freqs
+        return freqs
+
+    def solve_others(self, freqs: list[int]) -> list[str]:
+        """Solve the other slices, in batches, and project them on the common basis."""
+        options, projected = self.config.solve_options(), "trajectory" in self.config.outputs
+        items = [
+            tasks.SolveTask(self.tensor, self.slices, batch, options, projected=projected)
+            for batch in batch_freqs(freqs, self.shape, self.config.rank)
+        ]
+        if items:
+            self.solve("solve", items)
+        return [slice_name(k) for k in freqs]
+
+    def solve(self, stage: str, items: list[tasks.SolveTask]) -> None:
+        """Run tasks of the solver, and count the slices that were there already."""
+        folder = Path(self.slices)
+        wanted = sum(len(item.freqs) for item in items)
+        missing = [
+            item
+            for item in items
+            if not all(is_finished(folder, item.name(k), item.arrays) for k in item.freqs)
+        ]
+        solved = sum(self.map(stage, tasks.solve_batch, missing))
+        self.outcome.solved += solved
+        self.outcome.reused += wanted - solved
+
+    def reduce(self, chosen: tuple[int, ...]) -> list[tasks.CheckTask]:
+        """Write the Parquet parts of every output; return how each can be checked."""
+        zero = REDUCED if self.config.reduce != "sum" else slice_name(0)
+        checks = []
+        for output in wanted_parts(self.config, self.shape.directed):
+            freqs: tuple[int, ...] = ()
+            if output == "trajectory":
+                freqs = chosen
+            elif output.startswith("factors"):
+                freqs = tuple(range(count_freqs(self.shape.n_steps)))
+            rows = part_rows(self.shape, self.config, output, len(freqs))
+            items = [
+                tasks.PartTask(str(self.run.path), output, *part, freqs, zero, self.config.gauge)
+                for part in iter_parts(self.shape.n_nodes, rows)
+            ]
+            self.map(output, tasks.write_part, items)
+            columns = ["node_id", *(["space"] if self.config.bipartite else []), *tasks.COLUMNS[output]]
+            each = {"trajectory": self.shape.n_steps, "factors/A_time": self.shape.n_steps}.get(output, 1)
+            each = len(freqs) if output == "factors/A_freq" else each
+            checks += [
+                tasks.CheckTask(str(item.path), (item.stop - item.start) * each, tuple(columns))
+                for item in items
+            ]
+        return checks
+
+    def publish(self, names: list[str], checks: list[tasks.CheckTask]) -> None:
+        """Read every part back, write the small tables, then the manifest, then the pointer."""
+        sizes = self.map("check", tasks.check_part, checks)
+        factors = range(count_freqs(self.shape.n_steps)) if "factors" in self.config.outputs else ()
+        item = tasks.TablesTask(str(self.run.path), self.grid, tuple(names), tuple(factors))
+        [figures] = self.map("tables", tasks.write_tables, [item])
+        self.outcome.figures |= figures | {"output_bytes": sum(sizes)}
+        job, ingested = self.run.read_job(), read_json(self.run.ingest / INGEST_MANIFEST)
+        self.run.publish(
+            {
+                "state": "published",
+                "begun": job["begun"],
+                "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+                "config": job["config"],
+                "identity": job["identity"],
+                "fingerprint": ingested["summary"]["fingerprint"],
+                "versions": runtime.versions(),
+                "directed": self.shape.directed,
+                "summary": ingested["summary"],
+                "grid": ingested["grid"],
+                "outputs": wanted_parts(self.config, self.shape.directed),
+                "metrics": {k: v for k, v in self.outcome.to_json().items() if k != "run"},
+            }
+        )
+        if not self.config.keep_work:
+            self.run.remove_work()

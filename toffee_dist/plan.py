@@ -1,0 +1,402 @@
+"""The plan: from the outputs back to frequencies, tasks, bytes and seconds, before anything is solved.
+
+Nothing here depends on the workers, so tasks and bytes of results do not either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from toffee_dist.config import ModelSettings
+from toffee_dist.errors import TooLargeError
+from toffee_dist.frequencies import parse_freqs
+from toffee_dist.spectrum import BLOCK_BYTES, count_freqs
+from toffee_dist.tasks import Part
+
+MIB = 2**20
+# A process with our libraries and a task's small change: measured, plain worker after one small job.
+BASE_BYTES = 230 * MIB
+# What a task of the ingest holds, by its own bounds (benchmarks/ingest.py: 280 MiB with the process).
+INGEST_BYTES = 200 * MIB
+# What a part holds; parts of this size take seconds, and a million nodes make dozens.
+PART_BYTES = 96 * MIB
+# A task of a solver takes about this long, so that a lost worker costs little and a task's overhead nothing.
+TASK_SECONDS = 4.0
+MAX_BATCH = 64
+# Seconds of a compressed slice ≈ a·n·r² + b·pairs·r + c·r³ (single precision, complex), fitted to
+# mathoverflow by weeks (r 64), email by days (r 128) and workplace by hours (r 64), to a factor of 3.
+SECONDS_TALL, SECONDS_PAIR, SECONDS_SMALL = 7.5e-9, 2e-8, 4.5e-7
+# Seconds of ingest a row (benchmarks/ingest.py), and bytes a second to and from storage.
+SECONDS_ROW, BYTES_A_SECOND = 5e-7, 2e8
+# Below this many seconds of solving, processes start more slowly than they save.
+PROCESSES_PAY = 10.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a tensor, counted or estimated."""
+
+    n_nodes: int
+    n_steps: int
+    n_pairs: int
+    n_events: int
+    directed: bool
+    rows: int
+    exact: bool
+
+    @property
+    def mapped_bytes(self) -> int:
+        """What the staged tensor takes on storage, and at the most in every process that maps it."""
+        index = 4 if max(self.n_nodes, self.n_pairs, self.n_events) < 2**31 else 8
+        return index * (self.n_nodes + 2 * self.n_pairs + self.n_events) + 8 * self.n_events
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One map of the job.
+
+    Parameters
+    ----------
+    name, why
+        What it does, and what for.
+    tasks
+        How many tasks, at the most.
+    task_bytes
+        What one of them holds at the most, beside the process and the mapped tensor.
+    seconds
+        On one core.
+    disk
+        Bytes that it leaves.
+    """
+
+    name: str
+    why: str
+    tasks: int
+    task_bytes: int
+    seconds: float
+    disk: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be done."""
+
+    shape: Shape
+    rank: int
+    outputs: tuple[str, ...]
+    n_freqs: int
+    stages: tuple[Stage, ...]
+
+    @property
+    def task_bytes(self) -> int:
+        """The largest task."""
+        return max(stage.task_bytes for stage in self.stages)
+
+    @property
+    def seconds(self) -> float:
+        """On one core."""
+        return sum(stage.seconds for stage in self.stages)
+
+    @property
+    def disk(self) -> int:
+        """Bytes of storage, work included."""
+        return sum(stage.disk for stage in self.stages)
+
+    def worker_bytes(self, threads: int = 1) -> int:
+        """Return the projected peak of a worker process with this many threads."""
+        return BASE_BYTES + self.shape.mapped_bytes + threads * self.task_bytes
+
+    def fitting_threads(self, memory: int, threads: int) -> int:
+        """Return how many of these threads fit into the memory of one process."""
+        return min(threads, max(0, memory - BASE_BYTES - self.shape.mapped_bytes) // self.task_bytes)
+
+    def choose_mode(self, cores: int, memory: int) -> tuple[str, int]:
+        """Return the mode and the workers of ``auto``: processes where solving in parallel pays."""
+        solving = [stage for stage in self.stages if stage.name == "solve"]
+        pays = cores > 1 and any(s.tasks > 1 and s.seconds > PROCESSES_PAY for s in solving)
+        if pays:
+            return "processes", max(1, min(cores, memory // self.worker_bytes()))
+        return "threads", max(1, self.fitting_threads(memory, cores))
+
+    def check_memory(self, memory: int, threads: int, where: str) -> None:
+        """Raise unless the job fits into every worker."""
+        need = self.worker_bytes(threads)
+        if need <= memory:
+            return
+        largest = max(self.stages, key=lambda stage: stage.task_bytes)
+        fitting = self.fitting_threads(memory, threads)
+        if fitting >= 1:
+            remedy = f"Use at most {fitting} threads a worker (--workers {fitting})."
+        else:
+            remedy = f"Take workers with {show_bytes(need)} or more, a smaller --rank, or fewer --outputs."
+        raise TooLargeError(
+            f"not enough memory in {where}",
+            got=f"{show_bytes(memory)}; projected peak {show_bytes(need)}: "
+            f"{show_bytes(self.shape.mapped_bytes)} of mapped tensor and {threads} × "
+            f"{show_bytes(largest.task_bytes)} ({largest.name}, rank {self.rank}, "
+            f"{self.shape.n_nodes:,} nodes)",
+            allowed="a projection that fits",
+            remedy=remedy,
+        )
+
+    def check_disk(self, free: int) -> None:
+        """Raise unless storage has room for work and results."""
+        if self.disk > free:
+            raise TooLargeError(
+                "not enough storage for the run",
+                got=f"{show_bytes(free)} free; needed {show_bytes(self.disk)}",
+                allowed="room for slices and results",
+                remedy="Make room, or ask for fewer --outputs or --freqs.",
+            )
+
+
+def make_plan(shape: Shape, settings: ModelSettings, chosen: int | None = None) -> Plan:
+    """Work backwards from the outputs to the slices they need (fact 1), and to what that takes.
+
+    Parameters
+    ----------
+    shape
+        Sizes of the tensor.
+    settings
+        What is asked for.
+    chosen
+        How many frequencies the trajectory uses, where that is known; ``auto`` may use them all.
+    """
+    all_freqs = count_freqs(shape.n_steps)
+    _, count = parse_freqs(settings.freqs)
+    in_trajectory = min(count, all_freqs) if count else all_freqs
+    if chosen is not None:
+        in_trajectory = chosen
+    n_freqs = 1
+    if "trajectory" in settings.outputs:
+        n_freqs = in_trajectory
+    if "factors" in settings.outputs:
+        n_freqs = all_freqs
+    stages = [
+        Stage(
+            "ingest",
+            "edges into one staged tensor",
+            tasks=1 + shape.rows // 2**21,
+            task_bytes=INGEST_BYTES,
+            seconds=shape.rows * SECONDS_ROW,
+            disk=shape.mapped_bytes + 16 * shape.n_nodes,
+        ),
+        *_solve_stages(shape, settings, n_freqs, all_freqs),
+    ]
+    for output in wanted_parts(settings, shape.directed):
+        used = all_freqs if output.startswith("factors") else in_trajectory
+        stages.append(_part_stage(shape, settings, output, used))
+    return Plan(shape, settings.rank, settings.outputs, n_freqs, tuple(stages))
+
+
+def wanted_parts(settings: ModelSettings, directed: bool) -> list[Part]:
+    """Return the folders of Parquet parts that the outputs are made of."""
+    parts: list[Part] = []
+    if "embedding" in settings.outputs:
+        parts.append("embedding")
+        if directed and settings.gauge == "canonical":
+            parts.append("embedding_target")
+    if "trajectory" in settings.outputs:
+        parts.append("trajectory")
+    if "factors" in settings.outputs:
+        parts += ["factors/A_time", "factors/A_freq"]
+    if "spectrum" in settings.outputs:
+        parts.append("spectrum")
+    return parts
+
+
+def slice_seconds(shape: Shape, rank: int) -> float:
+    """Return the estimated seconds of one slice on one core."""
+    rank = min(rank, shape.n_nodes)
+    return (
+        SECONDS_TALL * shape.n_nodes * rank**2 + SECONDS_PAIR * shape.n_pairs * rank + SECONDS_SMALL * rank**3
+    )
+
+
+def batch_freqs(freqs: list[int], shape: Shape, rank: int) -> Iterator[tuple[int, ...]]:
+    """Cut frequencies into tasks of about `TASK_SECONDS`."""
+    size = max(1, min(MAX_BATCH, int(TASK_SECONDS / slice_seconds(shape, rank))))
+    for start in range(0, len(freqs), size):
+        yield tuple(freqs[start : start + size])
+
+
+def part_rows(shape: Shape, settings: ModelSettings, output: Part, n_freqs: int) -> int:
+    """Return the nodes of one part: as many as `PART_BYTES` hold."""
+    return max(1, min(shape.n_nodes, PART_BYTES // _row_bytes(shape, settings, output, n_freqs)))
+
+
+def iter_parts(n_nodes: int, rows: int) -> Iterator[tuple[int, int, int]]:
+    """Yield number, start and stop of every part."""
+    for index, start in enumerate(range(0, n_nodes, rows)):
+        yield index, start, min(start + rows, n_nodes)
+
+
+def _item(settings: ModelSettings) -> int:
+    return 4 if settings.precision == "single" else 8
+
+
+def _row_bytes(shape: Shape, settings: ModelSettings, output: Part, n_freqs: int) -> int:
+    """Return what one node takes in a task that writes parts, its copies on the way included."""
+    item, rank, T = _item(settings), settings.rank, shape.n_steps
+    if output in ("embedding", "embedding_target"):
+        return rank * (2 * item + 4) + 64
+    if output == "spectrum":
+        return 2 * 8 * count_freqs(T) + 64
+    if output == "factors/A_freq":
+        return n_freqs * (rank * 2 * item * 4 + 64)
+    # The slices' rows; their inverse transform (which fills in the other frequencies where many are
+    # used); its turn; the page that Parquet is writing.
+    filled = count_freqs(T) if n_freqs > 4 * math.log2(max(T, 2)) else 0
+    return rank * (2 * item * (n_freqs + filled) + (2 * item + 4) * T) + 48 * T
+
+
+def _solve_stages(shape: Shape, settings: ModelSettings, n_freqs: int, all_freqs: int) -> list[Stage]:
+    n, rank, item = shape.n_nodes, min(settings.rank, shape.n_nodes), _item(settings)
+    seconds = slice_seconds(shape, rank)
+    stages: list[Stage] = []
+    alone = 1 if settings.reduce == "sum" or "embedding" not in settings.outputs else 2
+    if set(settings.outputs) == {"spectrum"}:
+        return []
+    tall = n * settings.rank * item
+    weighted = 8 * shape.n_events if alone == 2 else 0
+    stages.append(
+        Stage(
+            "solve zero",
+            "the sum over time is one frequency; its singular vectors are the common basis",
+            tasks=alone,
+            task_bytes=_solve_bytes(shape, settings, real=True, batch=1) + weighted,
+            seconds=alone * seconds,
+            disk=alone * 3 * tall,
+        )
+    )
+    stages.append(Stage("basis", "singular vectors", alone, 7 * tall, alone * tall / 1e8, 0))
+    if "trajectory" in settings.outputs:
+        events, pairs = shape.n_events, shape.n_pairs
+        stages.append(
+            Stage(
+                "choose",
+                f"which frequencies the trajectory needs ({settings.freqs})",
+                tasks=1,
+                task_bytes=2 * tall
+                + 24 * events
+                + 40 * pairs
+                + 512 * n
+                + 6000 * shape.n_steps
+                + 4 * BLOCK_BYTES,
+                seconds=2e-8 * pairs * shape.n_steps,
+                disk=0,
+            )
+        )
+    if n_freqs > 1:
+        batches = list(batch_freqs(list(range(1, n_freqs)), shape, rank))
+        most = "all" if n_freqs == all_freqs else f"{n_freqs:,} of {all_freqs:,}"
+        stages.append(
+            Stage(
+                "solve",
+                f"the other frequencies ({most}), independent of each other",
+                tasks=len(batches),
+                task_bytes=_solve_bytes(shape, settings, real=False, batch=len(batches[0])),
+                seconds=(n_freqs - 1) * seconds,
+                disk=(n_freqs - 1) * 2 * tall,
+            )
+        )
+    return stages
+
+
+def _solve_bytes(shape: Shape, settings: ModelSettings, *, real: bool, batch: int) -> int:
+    """Return what a task holds that solves `batch` slices, one after the other."""
+    n, rank, pairs = shape.n_nodes, min(settings.rank, shape.n_nodes), shape.n_pairs
+    item = _item(settings) * (1 if real else 2)
+    # Values of the batch (at most a block of them), and what transforming a block takes.
+    held = max(16 * pairs, min(16 * pairs * batch, BLOCK_BYTES))
+    block = min(2 * BLOCK_BYTES, 16 * shape.n_events + 64 * pairs)
+    # X/‖X‖ in double, in the solver's precision, and its adjoint.
+    matrix = (16 + 2 * item) * pairs
+    # A Krylov basis of 4r columns and its work, or nine arrays of r columns in ALS: measured 6.5 to 9 n·r.
+    tall = 9 * n * rank * item
+    if n <= max(128, 4 * rank):
+        tall += 6 * 16 * n * n
+    small = 12 * 16 * (4 * rank) ** 2
+    return held + max(block, matrix + tall + small)
+
+
+def _part_stage(shape: Shape, settings: ModelSettings, output: Part, n_freqs: int) -> Stage:
+    rows = part_rows(shape, settings, output, n_freqs)
+    row_bytes = _row_bytes(shape, settings, output, n_freqs)
+    disk = shape.n_nodes * _disk_bytes(shape, settings, output, n_freqs)
+    return Stage(
+        output,
+        "Parquet, a part for a block of nodes",
+        tasks=math.ceil(shape.n_nodes / rows),
+        task_bytes=rows * row_bytes,
+        seconds=3 * disk / BYTES_A_SECOND,
+        disk=disk,
+    )
+
+
+def _disk_bytes(shape: Shape, settings: ModelSettings, output: Part, n_freqs: int) -> int:
+    if output == "spectrum":
+        return 8 * count_freqs(shape.n_steps) + 16
+    if output == "factors/A_freq":
+        return 2 * _item(settings) * settings.rank * n_freqs + 16
+    if output in ("trajectory", "factors/A_time"):
+        return 4 * settings.rank * shape.n_steps + 16
+    return 4 * settings.rank + 16
+
+
+def show_bytes(count: float) -> str:
+    """Return bytes as a person would write them.
+
+    Examples
+    --------
+    >>> show_bytes(1536 * 2**20)
+    '1.5 GiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if count >= 100 or unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """Return the plan as plain types, with the figures that size a cluster."""
+    return {
+        **asdict(plan),
+        "task_bytes": plan.task_bytes,
+        "mapped_bytes": plan.shape.mapped_bytes,
+        "worker_bytes": {threads: plan.worker_bytes(threads) for threads in (1, 2, 4)},
+        "disk_bytes": plan.disk,
+        "seconds": plan.seconds,
+    }
+
+
+def describe_plan(plan: Plan) -> str:
+    """Return the plan as lines for a person."""
+    shape = plan.shape
+    about = "" if shape.exact else "about "
+    lines = [
+        f"nodes      {about}{shape.n_nodes:,}",
+        f"steps      {shape.n_steps:,}, so {count_freqs(shape.n_steps):,} frequencies, "
+        f"of which at most {plan.n_freqs:,} will be solved",
+        f"pairs      {about}{shape.n_pairs:,}, with at most {shape.n_events:,} entries, "
+        f"from {shape.rows:,} rows",
+        f"outputs    {', '.join(plan.outputs)}, rank {plan.rank}",
+        "",
+        f"{'stage':<16} {'tasks':>7} {'memory a task':>14} {'seconds':>9} {'disk':>10}  why",
+    ]
+    for stage in plan.stages:
+        lines.append(
+            f"{stage.name:<16} {stage.tasks:>7,} {show_bytes(stage.task_bytes):>14} {stage.seconds:>9,.1f} "
+            f"{show_bytes(stage.disk):>10}  {stage.why}"
+        )
+    need = ", ".join(f"{show_bytes(plan.worker_bytes(threads))} with {threads}" for threads in (1, 2, 4))
+    lines += [
+        "",
+        f"a worker   {need} threads, {show_bytes(shape.mapped_bytes)} of it the mapped tensor",
+        f"in all     {show_bytes(plan.disk)} of storage, about {plan.seconds:,.0f} seconds on one core",
+    ]
+    return "\n".join(lines)

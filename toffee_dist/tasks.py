@@ -1,0 +1,492 @@
+"""The tasks of a run: each takes paths, leaves files, and returns a small record. They know nothing of Dask.
+
+A task that finds its result on storage does nothing: so a retry, a lost worker or a resumed run never does
+finished work again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from toffee_dist import registry, writer
+from toffee_dist.embedding import step_weights
+from toffee_dist.frequencies import choose_freqs
+from toffee_dist.gauge import CommonBasis, common_basis, project
+from toffee_dist.slices import (
+    REDUCED,
+    array_path,
+    extend_slice,
+    is_finished,
+    read_reports,
+    read_rows,
+    read_slice,
+    slice_name,
+    write_slice,
+)
+from toffee_dist.solvers import SolveOptions, solve_slices
+from toffee_dist.solvers.base import times
+from toffee_dist.spectrum import inverse_transform, node_energies
+from toffee_dist.staging import open_tensor
+from toffee_dist.store import replacing
+from toffee_dist.tensor import TemporalTensor
+from toffee_dist.timegrid import TimeGrid
+
+Part = Literal["embedding", "embedding_target", "trajectory", "factors/A_time", "factors/A_freq", "spectrum"]
+
+
+@dataclass(frozen=True)
+class SolveTask:
+    """Some frequencies to transform and solve.
+
+    Parameters
+    ----------
+    tensor, slices
+        Folders of the staged tensor and of the slices.
+    freqs
+        The frequencies; the task transforms the tubes of these only.
+    options
+        How to solve.
+    reduce
+        Weights in time: the zero slice of the weighted tensor, kept under its own name.
+    projected
+        Whether to project on the common basis, which must be there.
+    """
+
+    tensor: str
+    slices: str
+    freqs: tuple[int, ...]
+    options: SolveOptions
+    reduce: str = "sum"
+    projected: bool = False
+
+    def name(self, k: int) -> str:
+        """Return the name of the slice of frequency k."""
+        return slice_name(k) if self.reduce == "sum" else REDUCED
+
+    @property
+    def arrays(self) -> str:
+        """The arrays that each slice must have."""
+        return "ARC" if self.projected else "AR"
+
+
+def solve_batch(task: SolveTask) -> int:
+    """Solve the slices of a task that are not there yet; return how many that were."""
+    folder = Path(task.slices)
+    missing = [k for k in task.freqs if not is_finished(folder, task.name(k), task.arrays)]
+    if not missing:
+        return 0
+    tensor = open_tensor(task.tensor)
+    weights = step_weights(task.reduce, tensor.n_steps)
+    if weights is not None:
+        tensor = tensor.with_step_weights(weights)
+    V = read_rows(array_path(folder, "V", slice_name(0))) if task.projected else None
+    for factors in solve_slices(tensor, missing, task.options):
+        write_slice(folder, task.name(factors.k), factors, None if V is None else {"C": project(factors, V)})
+    return len(missing)
+
+
+@dataclass(frozen=True)
+class BasisTask:
+    """The singular vectors of one solved zero slice."""
+
+    slices: str
+    name: str
+
+
+def write_basis(task: BasisTask) -> None:
+    """Add U, S, V and the projection to a zero slice."""
+    folder = Path(task.slices)
+    if is_finished(folder, task.name, "ARUSVC"):
+        return
+    zero = read_slice(folder, task.name)
+    basis = common_basis(zero)
+    more = {"U": basis.U, "S": basis.S, "V": basis.V, "C": project(zero, basis.V)}
+    extend_slice(folder, task.name, more)
+
+
+@dataclass(frozen=True)
+class ChoiceTask:
+    """The choice of frequencies, which needs the basis of the zero slice."""
+
+    tensor: str
+    slices: str
+    freqs: str
+    out: str
+
+
+@dataclass(frozen=True)
+class ChoiceRecord:
+    """The frequencies chosen, and their exact share of the energy."""
+
+    freqs: tuple[int, ...]
+    energy_kept: float
+
+
+def choose(task: ChoiceTask) -> ChoiceRecord:
+    """Choose the frequencies of the trajectory; leave a table with what each is worth."""
+    tensor, folder = open_tensor(task.tensor), Path(task.slices)
+    record = folder / "choice.json"
+    if record.exists():
+        data = json.loads(record.read_text())
+        return ChoiceRecord(tuple(data["freqs"]), data["energy_kept"])
+    U, S, V = (read_rows(array_path(folder, key, slice_name(0))) for key in "USV")
+    choice = choose_freqs(tensor, task.freqs, CommonBasis(U, S, V))
+    n_freqs = len(choice.energies)
+    k = np.arange(n_freqs)
+    writer.write_parquet(
+        Path(task.out) / "frequencies.parquet",
+        {
+            "k": k.astype(np.int32),
+            "period_steps": np.divide(tensor.n_steps, k, out=np.full(n_freqs, np.inf), where=k > 0),
+            "energy": choice.energies,
+            "significance": choice.significances,
+            "chosen": np.isin(k, choice.freqs),
+        },
+    )
+    found = ChoiceRecord(tuple(choice.freqs), choice.energy_kept)
+    with replacing(record) as temporary:
+        temporary.write_text(json.dumps(asdict(found)))
+    return found
+
+
+@dataclass(frozen=True)
+class PartTask:
+    """One part of one output: the rows [start, stop) of the nodes.
+
+    Parameters
+    ----------
+    run
+        Folder of the run.
+    output
+        Which output.
+    index, start, stop
+        Number and rows of the part.
+    freqs
+        Frequencies that the output is made of.
+    zero
+        Name of the slice that one vector a node comes from.
+    gauge
+        ``canonical`` or ``none``.
+    """
+
+    run: str
+    output: Part
+    index: int
+    start: int
+    stop: int
+    freqs: tuple[int, ...]
+    zero: str
+    gauge: str
+
+    @property
+    def path(self) -> Path:
+        """Where the part goes."""
+        return Path(self.run) / self.output / f"part-{self.index:05d}.parquet"
+
+    @property
+    def slices(self) -> Path:
+        """Where the slices are."""
+        return Path(self.run) / "work" / "slices"
+
+    @property
+    def ingest(self) -> Path:
+        """Where the tensor and the registry are."""
+        return Path(self.run) / "work" / "ingest"
+
+    @cached_property
+    def ids(self) -> dict[str, pa.Array]:
+        """The ids of the rows, and their space where there are two."""
+        return read_ids(self.ingest / "nodes", self.start, self.stop)
+
+
+def write_part(task: PartTask) -> int:
+    """Write one part unless it is there; return its rows."""
+    if not task.path.exists():
+        writer.write_parquet(task.path, PARTS[task.output](task))
+    return task.stop - task.start
+
+
+def _one_vector(task: PartTask) -> dict[str, Any]:
+    """One vector a node: U·S^{2/3} (sources), V·S^{2/3} (targets), or the paper's A_0·R_0."""
+    if task.gauge == "none":
+        A = read_rows(array_path(task.slices, "A", task.zero), task.start, task.stop)
+        array = times(A, read_rows(array_path(task.slices, "R", task.zero)))
+    else:
+        key = "V" if task.output == "embedding_target" else "U"
+        array = read_rows(array_path(task.slices, key, task.zero), task.start, task.stop)
+        S = read_rows(array_path(task.slices, "S", task.zero))
+        array *= (np.cbrt(S) ** 2).astype(array.dtype)
+    return task.ids | {"embedding": writer.vectors(np.asarray(array, dtype=np.float32))}
+
+
+def _over_time(task: PartTask) -> dict[str, Any]:
+    """One vector a node and step: irfft over k of A_k C_k (trajectory) or of A_k (the paper's factors)."""
+    n_steps = open_tensor(task.ingest / "tensor").n_steps
+    small = None if task.output == "factors/A_time" else ("R" if task.gauge == "none" else "C")
+    hat = None
+    for at, k in enumerate(task.freqs):
+        A = read_rows(array_path(task.slices, "A", slice_name(k)), task.start, task.stop)
+        if small is not None:
+            A = times(A, read_rows(array_path(task.slices, small, slice_name(k))))
+        if hat is None:
+            dtype = np.result_type(A, np.complex64) if len(task.freqs) > 1 else A.dtype
+            hat = np.empty((len(task.freqs), *A.shape), dtype)
+        hat[at] = A
+    assert hat is not None
+    Z = inverse_transform(hat, task.freqs, n_steps)
+    del hat
+    # A node's steps are neighbours: one read gives a trajectory.
+    Z = np.asarray(Z.transpose(1, 0, 2).reshape(-1, Z.shape[2]), dtype=np.float32)
+    rows = task.stop - task.start
+    return _repeated(task, n_steps) | {
+        "step": np.tile(np.arange(n_steps, dtype=np.int32), rows),
+        "embedding": writer.vectors(Z),
+    }
+
+
+def _over_frequency(task: PartTask) -> dict[str, Any]:
+    """A_k of every node and frequency, real and imaginary."""
+    rows = task.stop - task.start
+    parts = [
+        read_rows(array_path(task.slices, "A", slice_name(k)), task.start, task.stop) for k in task.freqs
+    ]
+    A = np.stack(parts, axis=1).reshape(rows * len(parts), -1)
+    del parts
+    return _repeated(task, len(task.freqs)) | {
+        "k": np.tile(np.array(task.freqs, dtype=np.int32), rows),
+        "real": writer.vectors(np.ascontiguousarray(A.real)),
+        "imag": writer.vectors(np.ascontiguousarray(A.imag)),
+    }
+
+
+def _spectrum(task: PartTask) -> dict[str, Any]:
+    """Energy of every node at every frequency, from the pairs of the node as a source."""
+    energies = node_energies(take_rows(open_tensor(task.ingest / "tensor"), task.start, task.stop))
+    return task.ids | {"energy": writer.vectors(energies)}
+
+
+def _repeated(task: PartTask, times_each: int) -> dict[str, pa.Array]:
+    at = pa.array(np.repeat(np.arange(task.stop - task.start), times_each))
+    return {name: column.take(at) for name, column in task.ids.items()}
+
+
+PARTS = {
+    "embedding": _one_vector,
+    "embedding_target": _one_vector,
+    "trajectory": _over_time,
+    "factors/A_time": _over_time,
+    "factors/A_freq": _over_frequency,
+    "spectrum": _spectrum,
+}
+COLUMNS: dict[Part, list[str]] = {
+    "embedding": ["embedding"],
+    "embedding_target": ["embedding"],
+    "trajectory": ["step", "embedding"],
+    "factors/A_time": ["step", "embedding"],
+    "factors/A_freq": ["k", "real", "imag"],
+    "spectrum": ["energy"],
+}
+
+
+@dataclass(frozen=True)
+class CheckTask:
+    """The reading back of one part."""
+
+    path: str
+    rows: int
+    columns: tuple[str, ...]
+
+
+def check_part(task: CheckTask) -> int:
+    """Raise unless a part is whole and finite; return its bytes."""
+    path = Path(task.path)
+    writer.check_parquet(path, task.rows, list(task.columns))
+    return path.stat().st_size
+
+
+def take_rows(tensor: TemporalTensor, start: int, stop: int) -> TemporalTensor:
+    """Return the tensor of the sources [start, stop) alone, as rows 0 …; its arrays stay maps."""
+    pairs = slice(int(tensor.indptr[start]), int(tensor.indptr[stop]))
+    events = slice(int(tensor.tube_ptr[pairs.start]), int(tensor.tube_ptr[pairs.stop]))
+    return TemporalTensor(
+        n_nodes=stop - start,
+        n_steps=tensor.n_steps,
+        directed=True,
+        indptr=np.asarray(tensor.indptr[start : stop + 1]) - tensor.indptr[start],
+        indices=tensor.indices[pairs],
+        tube_ptr=np.asarray(tensor.tube_ptr[pairs.start : pairs.stop + 1]) - tensor.tube_ptr[pairs.start],
+        steps=tensor.steps[events],
+        values=tensor.values[events],
+    )
+
+
+def read_ids(nodes: Path, start: int, stop: int) -> dict[str, pa.Array]:
+    """Return the ids of the rows [start, stop), in the order of rows."""
+    table = registry.read_rows(registry.registry_files(nodes), start, stop)
+    columns = {"node_id": _plain_ids(table["id"])}
+    if registry.count_spaces(nodes) > 1:
+        names = np.array(["source", "target"])
+        columns["space"] = pa.array(names[table["space"].to_numpy()])
+    return columns
+
+
+def _plain_ids(ids: pl.Series) -> pa.Array:
+    array = ids.to_arrow()
+    return array.cast(pa.string()) if ids.dtype == pl.String else array
+
+
+@dataclass(frozen=True)
+class TablesTask:
+    """The small tables of a run."""
+
+    run: str
+    grid: TimeGrid
+    names: tuple[str, ...]
+    factors: tuple[int, ...]
+
+
+# Rows of the node table, and pairs, that are held at once.
+TABLE_ROWS, TABLE_PAIRS = 1 << 20, 1 << 22
+
+
+def write_tables(task: TablesTask) -> dict[str, Any]:
+    """Write nodes, steps, fit and, where asked for, the cores R; return figures of the fit."""
+    run = Path(task.run)
+    slices = run / "work" / "slices"
+    reports = read_reports(slices, task.names)
+    fit = [asdict(report) for report in reports]
+    # Seconds differ from run to run, and the Parquet files of equal runs are equal: they have their own file.
+    seconds = {name: row.pop("seconds") for name, row in zip(task.names, fit, strict=True)}
+    frame = pl.DataFrame(fit, schema=FIT_SCHEMA).with_columns(
+        reduced=pl.Series([name == REDUCED for name in task.names], dtype=pl.Boolean)
+    )
+    writer.write_parquet(run / "fit.parquet", {name: frame[name].to_arrow() for name in frame.columns})
+    with replacing(run / "timings.json") as temporary:
+        temporary.write_text(json.dumps(seconds, indent=1) + "\n")
+    n_steps = task.grid.n_steps
+    writer.write_parquet(
+        run / "steps.parquet",
+        {"step": np.arange(n_steps, dtype=np.int32), "start": step_starts(task.grid)},
+    )
+    if task.factors:
+        _write_cores(run, task.factors, n_steps)
+    write_nodes(run, task.grid)
+    gaps = [report.gap for report in reports if report.gap is not None]
+    return {
+        "slices": len(reports),
+        "converged": sum(report.converged for report in reports),
+        "iterations": sum(report.iterations for report in reports),
+        "solve_seconds": round(sum(seconds.values()), 3),
+        "mean_gap": float(np.mean(gaps)) if gaps else None,
+    }
+
+
+FIT_SCHEMA = {
+    "k": pl.Int32,
+    "energy": pl.Float64,
+    "objective": pl.Float64,
+    "bound": pl.Float64,
+    "gap": pl.Float64,
+    "iterations": pl.Int32,
+    "solver": pl.String,
+    "converged": pl.Boolean,
+}
+
+
+def _write_cores(run: Path, freqs: tuple[int, ...], n_steps: int) -> None:
+    """Write R in frequency and in time; T·r² numbers."""
+    R = np.stack([read_rows(array_path(run / "work" / "slices", "R", slice_name(k))) for k in freqs])
+    flat = R.reshape(len(freqs), -1).astype(np.complex128)
+    writer.write_parquet(
+        run / "factors" / "R_freq.parquet",
+        {
+            "k": np.array(freqs, dtype=np.int32),
+            "real": writer.vectors(np.ascontiguousarray(flat.real)),
+            "imag": writer.vectors(np.ascontiguousarray(flat.imag)),
+        },
+    )
+    in_time = np.asarray(inverse_transform(flat, freqs, n_steps))
+    writer.write_parquet(
+        run / "factors" / "R_time.parquet",
+        {"step": np.arange(n_steps, dtype=np.int32), "embedding": writer.vectors(in_time)},
+    )
+
+
+def write_nodes(run: Path, grid: TimeGrid) -> None:
+    """Write nodes.parquet: node_id, row, degree, first and last step, and the moments they begin at."""
+    tensor = open_tensor(run / "work" / "ingest" / "tensor")
+    degree, first, last = node_activity(tensor)
+    starts = step_starts(grid)
+
+    def tables() -> Iterator[pa.Table]:
+        for start in range(0, tensor.n_nodes, TABLE_ROWS):
+            stop = min(start + TABLE_ROWS, tensor.n_nodes)
+            rows = slice(start, stop)
+            seen = {"first": first[rows], "last": last[rows]}
+            columns = read_ids(run / "work" / "ingest" / "nodes", start, stop)
+            columns |= {
+                "row": pa.array(np.arange(start, stop, dtype=np.int64)),
+                "degree": pa.array(degree[rows]),
+            }
+            for name, steps in seen.items():
+                # A node that is known but has no edge in the window was never seen.
+                mask = steps < 0
+                columns[f"{name}_step"] = pa.array(steps, mask=mask)
+                columns[f"{name}_seen"] = starts.take(pa.array(np.maximum(steps, 0), mask=mask))
+            yield pa.table(columns)
+
+    stream = tables()
+    head = next(stream)
+
+    def whole() -> Iterator[pa.Table]:
+        yield head
+        yield from stream
+
+    writer.write_stream(run / "nodes.parquet", head.schema, whole())
+
+
+def node_activity(
+    tensor: TemporalTensor,
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return each node's degree, first and last step (-1 where it has none), as source or as target.
+
+    The degree counts pairs: of an undirected graph its neighbours, of a directed one both directions.
+    """
+    n = tensor.n_nodes
+    degree = np.zeros(n, dtype=np.int64)
+    first = np.full(n, tensor.n_steps, dtype=np.int32)
+    last = np.full(n, -1, dtype=np.int32)
+    for start in range(0, tensor.n_pairs, TABLE_PAIRS):
+        pairs = slice(start, min(start + TABLE_PAIRS, tensor.n_pairs))
+        i = np.searchsorted(tensor.indptr, np.arange(pairs.start, pairs.stop), side="right") - 1
+        j = np.asarray(tensor.indices[pairs])
+        begins = tensor.steps[tensor.tube_ptr[pairs]].astype(np.int32)
+        ends = tensor.steps[tensor.tube_ptr[pairs.start + 1 : pairs.stop + 1] - 1].astype(np.int32)
+        degree += np.bincount(i, minlength=n)
+        sides = (i, j) if tensor.directed else (i,)
+        if tensor.directed:
+            degree += np.bincount(j, minlength=n)
+        for side in sides:
+            np.minimum.at(first, side, begins)
+            np.maximum.at(last, side, ends)
+    first[last < 0] = -1
+    return degree, first, last
+
+
+def step_starts(grid: TimeGrid) -> pa.Array:
+    """Return the first moment of every step: timestamps in UTC, or plain numbers."""
+    starts = np.array([grid.start(step) for step in range(grid.n_steps)], dtype=np.int64)
+    ticks = grid.scale.ticks
+    if not grid.scale.instant:
+        return pa.array(starts if ticks == 1 else starts / ticks)
+    micros = starts * (10**6 // ticks) if ticks <= 10**6 else starts // (ticks // 10**6)
+    return pa.array(micros, type=pa.timestamp("us", tz="UTC"))

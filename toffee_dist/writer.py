@@ -1,0 +1,93 @@
+"""Parquet out: vectors as fixed-size lists, ids as the user knows them, the same bytes for the same data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from toffee_dist.errors import QualityError, UnfinishedError
+from toffee_dist.store import replacing
+
+# Rows of a row group: what a reader decodes at once, and what the writer holds beside the table.
+GROUP_ROWS = 16_384
+
+
+def vectors(array: NDArray[Any]) -> pa.FixedSizeListArray:
+    """Return an (m, r) array as a column of m lists of length r, without a copy where it is contiguous.
+
+    Examples
+    --------
+    >>> vectors(np.zeros((2, 3), dtype=np.float32)).type
+    FixedSizeListType(fixed_size_list<item: float>[3])
+    """
+    return pa.FixedSizeListArray.from_arrays(pa.array(np.ravel(array)), array.shape[1])
+
+
+def write_parquet(path: Path, columns: Mapping[str, Any]) -> int:
+    """Write one file, whole or not at all; return its rows."""
+    table = pa.table(dict(columns))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        _write(temporary, table.schema, [table])
+    return int(table.num_rows)
+
+
+def write_stream(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+    """Write one file from tables that come one after the other."""
+    with replacing(path) as temporary:
+        _write(temporary, schema, tables)
+
+
+def _write(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+    lists = {field.name for field in schema if pa.types.is_fixed_size_list(field.type)}
+    plain = [field.name for field in schema if field.name not in lists]
+    # Vectors do not compress; everything else does.
+    codecs = {name: "zstd" for name in plain} | {f"{name}.list.element": "none" for name in lists}
+    with pq.ParquetWriter(
+        path, schema, compression=codecs, use_dictionary=plain, write_statistics=plain
+    ) as writer:
+        for table in tables:
+            writer.write_table(table, row_group_size=GROUP_ROWS)
+
+
+def check_parquet(path: Path, rows: int, columns: list[str]) -> None:
+    """Read a part back, and raise unless it has these rows and columns and only finite numbers.
+
+    Raises
+    ------
+    UnfinishedError
+        For a damaged file, which is removed so that `toffee resume` writes it again.
+    QualityError
+        For numbers that are not finite.
+    """
+    try:
+        file = pq.ParquetFile(path)
+        found = file.metadata.num_rows, file.schema_arrow.names
+        if found != (rows, columns):
+            raise ValueError(f"{found[0]} rows of {', '.join(found[1])}")
+        for batch in file.iter_batches(batch_size=GROUP_ROWS):
+            for name in columns:
+                column = batch.column(name)
+                if pa.types.is_fixed_size_list(column.type):
+                    column = column.flatten()
+                if pa.types.is_floating(column.type) and not np.isfinite(column.to_numpy()).all():
+                    raise QualityError(
+                        f"{path.name} holds numbers that are not finite",
+                        got=f"NaN or infinity in {name}",
+                        allowed="finite numbers",
+                        remedy="Nothing was published. Try --precision double.",
+                    )
+    except (OSError, ValueError, pa.ArrowException) as error:
+        path.unlink(missing_ok=True)
+        raise UnfinishedError(
+            f"a part of the output is damaged: {path.name}",
+            got=str(error).splitlines()[0],
+            allowed=f"{rows} rows of {', '.join(columns)}",
+            remedy="toffee resume writes it again.",
+        ) from None
