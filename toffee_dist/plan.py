@@ -18,7 +18,7 @@ from toffee_dist.tasks import Part
 
 MIB = 2**20
 # A process with our libraries and a task's small change: measured, plain worker after one small job.
-BASE_BYTES = 230 * MIB
+BASE_BYTES = 300 * MIB
 # What a task of the ingest holds, by its own bounds (benchmarks/ingest.py: 280 MiB with the process).
 INGEST_BYTES = 200 * MIB
 # What a part holds; parts of this size take seconds, and a million nodes make dozens.
@@ -26,9 +26,9 @@ PART_BYTES = 96 * MIB
 # A task of a solver takes about this long, so that a lost worker costs little and a task's overhead nothing.
 TASK_SECONDS = 4.0
 MAX_BATCH = 64
-# Seconds of a compressed slice ≈ a·n·r² + b·pairs·r + c·r³ (single precision, complex), fitted to
+# Seconds of a compressed slice ≈ a·n·r² + b·pairs·r + c·r³ + d (single precision, complex), fitted to
 # mathoverflow by weeks (r 64), email by days (r 128) and workplace by hours (r 64), to a factor of 3.
-SECONDS_TALL, SECONDS_PAIR, SECONDS_SMALL = 7.5e-9, 2e-8, 4.5e-7
+SECONDS_TALL, SECONDS_PAIR, SECONDS_SMALL, SECONDS_SLICE = 7.5e-9, 2e-8, 4.5e-7, 0.03
 # Seconds of ingest a row (benchmarks/ingest.py), and bytes a second to and from storage.
 SECONDS_ROW, BYTES_A_SECOND = 5e-7, 2e8
 # Below this many seconds of solving, processes start more slowly than they save.
@@ -310,9 +310,9 @@ def _solve_bytes(shape: Shape, settings: ModelSettings, *, real: bool, batch: in
     """Return what a task holds that solves `batch` slices, one after the other."""
     n, rank, pairs = shape.n_nodes, min(settings.rank, shape.n_nodes), shape.n_pairs
     item = _item(settings) * (1 if real else 2)
-    # Values of the batch (at most a block of them), and what transforming a block takes.
+    # Values of the batch, at most a block of them; on the way, as many again and their two real halves.
     held = max(16 * pairs, min(16 * pairs * batch, BLOCK_BYTES))
-    block = min(2 * BLOCK_BYTES, 16 * shape.n_events + 64 * pairs)
+    transform = 3 * held + 16 * shape.n_steps * batch
     # X/‖X‖ in double, in the solver's precision, and its adjoint.
     matrix = (16 + 2 * item) * pairs
     # A Krylov basis of 4r columns and its work, or nine arrays of r columns in ALS: measured 6.5 to 9 n·r.
@@ -320,7 +320,7 @@ def _solve_bytes(shape: Shape, settings: ModelSettings, *, real: bool, batch: in
     if n <= max(128, 4 * rank):
         tall += 6 * 16 * n * n
     small = 12 * 16 * (4 * rank) ** 2
-    return held + max(block, matrix + tall + small)
+    return max(transform, held + matrix + tall + small)
 
 
 def _part_stage(shape: Shape, settings: ModelSettings, output: Part, n_freqs: int) -> Stage:

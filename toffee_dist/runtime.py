@@ -193,8 +193,7 @@ def _connect(address: str, wait: float, tls: Tls | None) -> Iterator[Any]:
         security = Security(
             tls_ca_file=tls.ca, tls_client_cert=tls.cert, tls_client_key=tls.key, require_encryption=True
         )
-    # The scheduler's own log of a failed handshake says what our message says, less clearly.
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    _silence()
     with dask.config.set({"distributed.comm.timeouts.connect": f"{wait}s"}):
         try:
             client = Client(address, security=security, timeout=wait, set_as_default=False)
@@ -212,6 +211,13 @@ def _connect(address: str, wait: float, tls: Tls | None) -> Iterator[Any]:
     finally:
         # Of a scheduler that is gone nobody says goodbye.
         client.close(timeout=2)
+
+
+def _silence() -> None:
+    """Let our one message speak: of a lost connection, the libraries log a page of tracebacks each."""
+    for name in ("distributed", "tornado", "asyncio", *logging.root.manager.loggerDict):
+        if name.partition(".")[0] in ("distributed", "tornado", "asyncio"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _wait_for_workers(client: Any, count: int, wait: float) -> None:
@@ -275,61 +281,78 @@ class _Refused:
     error: ToffeeError
 
 
+class TaskError(Exception):
+    """What went wrong in a task, in words: the error itself may not be able to travel."""
+
+
 def _attempt(function: Callable[[Any], Any], item: Any) -> Any:
+    problem: Exception
     try:
         return function(item)
-    except UnfinishedError:
-        raise
+    except UnfinishedError as error:
+        problem = error
     except ToffeeError as error:
         return _Refused(error)
+    except OSError as error:
+        problem = OSError(error.errno, error.strerror or str(error), error.filename)
+    except Exception as error:
+        if os.environ.get("TOFFEE_DEBUG"):
+            log.exception("a task failed")
+        problem = TaskError(f"{type(error).__name__}: {error}")
+    # Raised here, without the frames it came through: a client that cannot rebuild those waits for ever.
+    raise problem
 
 
 def _result(client: Any, future: Any, wait: float) -> Any:
     from distributed import CancelledError, KilledWorker
     from distributed.comm import CommClosedError
 
+    try:
+        _await(client, future, wait)
+        result = future.result()
+    except (CancelledError, CommClosedError):
+        raise _lost("the scheduler is gone") from None
+    except KilledWorker as error:
+        raise UnfinishedError(
+            "a task lost its worker again and again",
+            got=f"{ALLOWED_FAILURES + 1} workers died under {error.task}",
+            allowed="workers that live as long as their task",
+            remedy="Out of memory? See toffee plan; then go on with toffee resume.",
+        ) from None
+    except OSError as error:
+        raise UnfinishedError(
+            "storage failed",
+            got=f"{error}",
+            allowed="a folder that every worker can read and write, with space",
+            remedy="Make room or mend it, then go on with toffee resume.",
+        ) from None
+    except ToffeeError:
+        raise
+    except Exception as error:
+        raise UnfinishedError(
+            f"a task failed {RETRIES + 1} times",
+            got=str(error) if isinstance(error, TaskError) else f"{type(error).__name__}: {error}",
+            allowed="an answer",
+            remedy="Workers started with TOFFEE_DEBUG=1 log the details; toffee resume tries again.",
+        ) from None
+    if isinstance(result, _Refused):
+        raise result.error
+    return result
+
+
+def _await(client: Any, future: Any, wait: float) -> None:
+    """Wait for a future as long as there is somebody to work on it."""
     alone_since: float | None = None
-    while True:
+    while future.status == "pending":
         try:
-            result = future.result(timeout=LOOK)
-        except TimeoutError as error:
-            if future.done():  # The task itself ran into a timeout of its own.
-                raise UnfinishedError("a task timed out", got=str(error), allowed="an answer") from None
+            future.result(timeout=LOOK)
+        except TimeoutError:
+            if future.status != "pending":
+                return
             alone = not _count_workers(client)
             alone_since = (alone_since or time.monotonic()) if alone else None
             if alone_since is not None and time.monotonic() - alone_since > wait:
                 raise _lost(f"no worker for {wait:g} seconds") from None
-        except (CancelledError, CommClosedError):
-            raise _lost("the scheduler is gone") from None
-        except KilledWorker as error:
-            raise UnfinishedError(
-                "a task lost its worker again and again",
-                got=f"{ALLOWED_FAILURES + 1} workers died under {error.task}",
-                allowed="workers that live as long as their task",
-                remedy="Out of memory? See toffee plan; then go on with toffee resume.",
-            ) from None
-        except OSError as error:
-            raise UnfinishedError(
-                "storage failed",
-                got=f"{error}",
-                allowed="a folder that every worker can read and write, with space",
-                remedy="Make room or mend it, then go on with toffee resume.",
-            ) from None
-        except ToffeeError:
-            raise
-        except Exception as error:
-            if os.environ.get("TOFFEE_DEBUG"):
-                raise
-            raise UnfinishedError(
-                f"a task failed {RETRIES + 1} times",
-                got=f"{type(error).__name__}: {error}",
-                allowed="an answer",
-                remedy="Look into it with TOFFEE_DEBUG=1; toffee resume tries again.",
-            ) from error
-        else:
-            if isinstance(result, _Refused):
-                raise result.error
-            return result
 
 
 def _lost(got: str) -> UnfinishedError:
