@@ -1,0 +1,113 @@
+"""The engine: one process, two processes and two threads on the same full-spectrum job, in turns.
+
+Wall seconds of the whole `start_run`, cluster start and publishing included. Overhead is everything that is
+not a solver at work, as a share of the one-process run.
+
+    python benchmarks/scaling.py            # prints a table and, last, one line of JSON
+    python benchmarks/scaling.py --large    # a million nodes, ten million events, rank 64
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+from report import one_thread, print_json, print_table
+from stream import write_stream
+
+from toffee_dist.config import JobConfig
+from toffee_dist.pipeline import start_run
+
+MODES = {"1 process": ("processes", 1), "2 processes": ("processes", 2), "2 threads": ("threads", 2)}
+
+
+def time_modes(work: Path, nodes: int, events: int, days: int, rank: int, repeats: int) -> dict[str, float]:
+    edges = write_stream(work / "edges", nodes=nodes, events=events, days=days)
+    seconds: dict[str, list[float]] = {name: [] for name in MODES}
+    overheads = []
+    for repeat in range(repeats):
+        for name, (mode, workers) in MODES.items():
+            config = JobConfig(
+                inputs=(str(edges),),
+                out=str(work / f"{mode}-{workers}-{repeat}"),
+                rank=rank,
+                outputs=("embedding", "trajectory"),
+                freqs="all",
+                mode=mode,
+                workers=workers,
+            )
+            began = time.perf_counter()
+            outcome = start_run(config)
+            seconds[name].append(time.perf_counter() - began)
+            if name == "1 process":
+                overheads.append(1 - outcome.figures["solve_seconds"] / seconds[name][-1])
+    best = {name: min(values) for name, values in seconds.items()}
+    print_table(
+        f"{nodes:,} nodes, {days} days, rank {rank}, all frequencies",
+        ["mode", "seconds", "speedup"],
+        [[name, f"{value:.1f}", f"{best['1 process'] / value:.2f}"] for name, value in best.items()],
+    )
+    return {
+        "two_process_speedup": best["1 process"] / best["2 processes"],
+        "threads_speedup": best["1 process"] / best["2 threads"],
+        "overhead": min(overheads),
+    }
+
+
+def time_large(work: Path, nodes: int, events: int, rank: int, extra: list[str]) -> dict[str, float]:
+    """Run the command as a user would, and watch the memory of all its processes."""
+    edges = write_stream(work / "edges", nodes=nodes, events=events, days=90)
+    command = [sys.executable, "-m", "toffee_dist.cli", "embed", str(edges), "--out", str(work / "out")]
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [*command, "--rank", str(rank), "--json", *extra], stdout=subprocess.PIPE, text=True
+    )
+    peak = 0
+    while process.poll() is None:
+        try:
+            family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+            peak = max(peak, sum(member.memory_info().rss for member in family))
+        except psutil.NoSuchProcess:
+            break
+        time.sleep(0.2)
+    out, _ = process.communicate()
+    if process.returncode:
+        raise SystemExit(process.returncode)
+    done = json.loads(out)
+    return {
+        "nodes": done["nodes"],
+        "seconds": time.perf_counter() - began,
+        "solve_seconds": done["solve_seconds"],
+        "peak_mib": peak / 2**20,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--large", action="store_true", help="the job of a million nodes instead")
+    parser.add_argument("--undirected", action="store_true", help="of the large job")
+    parser.add_argument("--nodes", type=int)
+    parser.add_argument("--events", type=int)
+    parser.add_argument("--days", type=int, default=240)
+    parser.add_argument("--rank", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=2)
+    options = parser.parse_args()
+    one_thread()
+    with tempfile.TemporaryDirectory() as folder:
+        if options.large:
+            extra = ["--undirected"] if options.undirected else []
+            nodes, events = options.nodes or 1_000_000, options.events or 10_000_000
+            print_json(time_large(Path(folder), nodes, events, options.rank, extra))
+        else:
+            sizes = (options.nodes or 5000, options.events or 150_000, options.days, options.rank)
+            print_json(time_modes(Path(folder), *sizes, options.repeats))
+
+
+if __name__ == "__main__":
+    main()

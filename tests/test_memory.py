@@ -1,0 +1,86 @@
+"""Memory: what a worker takes at its peak is at most what the plan says, and not much less."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.clusters import job, write_edges
+from toffee_dist.pipeline import start_run
+
+pytestmark = pytest.mark.slow
+
+BOTH = ("embedding", "trajectory")
+
+
+@contextmanager
+def watching() -> Iterator[dict[int, int]]:
+    """Give the peak memory of every worker process while this lasts (VmHWM misses nothing)."""
+    peaks: dict[int, int] = {}
+    finished = threading.Event()
+
+    def watch() -> None:
+        while not finished.is_set():
+            for child in psutil.Process().children(recursive=True):
+                try:
+                    if any("spawn_main" in word for word in child.cmdline()):
+                        peaks[child.pid] = high_water(child.pid)
+                except (psutil.Error, OSError, StopIteration):
+                    continue
+            time.sleep(0.05)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield peaks
+    finally:
+        finished.set()
+        watcher.join()
+
+
+def high_water(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
+
+
+def peak_and_projection(
+    folder: Path, *, nodes: int, events: int, days: int, **options: Any
+) -> tuple[int, int]:
+    edges = write_edges(folder / "edges.parquet", nodes=nodes, events=events, days=days)
+    with watching() as peaks:
+        outcome = start_run(job(edges, folder / "out", mode="processes", workers=1, **options))
+    return max(peaks.values()), outcome.plan.worker_bytes()
+
+
+MANY_NODES = {"nodes": 200_000, "events": 600_000, "days": 20, "rank": 48, "outputs": ("embedding",)}
+MANY_EVENTS = {"nodes": 500, "events": 60_000, "days": 60, "rank": 32, "outputs": BOTH}
+MANY_SLICES = {"nodes": 20_000, "events": 100_000, "days": 15, "rank": 64, "outputs": BOTH}
+
+
+@pytest.mark.parametrize("shape", [MANY_NODES, MANY_EVENTS, MANY_SLICES])
+def test_peak_is_below_the_projection(tmp_path: Path, shape: dict[str, Any]) -> None:
+    peak, projected = peak_and_projection(tmp_path, **shape)
+    assert peak <= projected <= 2 * peak
+
+
+def test_steps_cost_no_memory(tmp_path: Path) -> None:
+    shape: dict[str, Any] = {
+        "nodes": 5000,
+        "events": 50_000,
+        "rank": 32,
+        "outputs": BOTH,
+        "freqs": "lowest:8",
+    }
+    for name in ("few", "many"):
+        (tmp_path / name).mkdir()
+    few, _ = peak_and_projection(tmp_path / "few", days=50, **shape)
+    many, projected = peak_and_projection(tmp_path / "many", days=1000, **shape)
+    assert many < 1.3 * few
+    assert many <= projected
