@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -219,3 +220,49 @@ def test_fit_on_a_staged_tensor_is_the_same(tmp_path: Path) -> None:
     one, two = (Toffee(rank=5, freqs="lowest:2").fit(some) for some in (tensor, staged))
     assert one.embedding_.tobytes() == two.embedding_.tobytes()
     assert one.trajectory().tobytes() == two.trajectory().tobytes()
+
+
+def edge_frame() -> pl.DataFrame:
+    rng = np.random.default_rng(0)
+    return pl.DataFrame(
+        {
+            "source": [f"n{v}" for v in rng.integers(20, size=300)],
+            "target": [f"n{v}" for v in rng.integers(20, size=300)],
+            "time": rng.integers(12, size=300),
+        }
+    )
+
+
+def test_edges_in_every_form_give_the_same(tmp_path: Path) -> None:
+    frame = edge_frame()
+    frame.write_parquet(tmp_path / "e.parquet")
+    forms = [frame, frame.lazy(), frame.to_pandas(), frame.to_arrow(), tmp_path / "e.parquet"]
+    forms += [[str(tmp_path / "e.parquet")]]
+    options: dict[str, Any] = {"step": "1", "time_unit": "number", "undirected": True}
+    models = [Toffee(rank=4).fit(form, **options) for form in forms]
+    assert models[0].node_ids_ == sorted({*frame["source"], *frame["target"]})
+    for model in models[1:]:
+        np.testing.assert_array_equal(model.embedding_, models[0].embedding_)
+    assert models[0].trajectory().shape == (12, 20, 4)
+
+
+def test_fit_on_a_client_gives_the_same_bytes(tmp_path: Path) -> None:
+    from toffee_dist.runtime import cluster
+
+    X = random_tensor(1, 30, 9, 400)
+    for reduce in ("sum", "last:4"):
+        here = Toffee(rank=4, freqs="all", reduce=reduce).fit(X)
+        with cluster("threads", 2) as client:
+            there = Toffee(rank=4, freqs="all", reduce=reduce).fit(X, client=client, storage=str(tmp_path))
+            np.testing.assert_array_equal(there.embedding_, here.embedding_)
+            np.testing.assert_array_equal(there.trajectory(), here.trajectory())
+    del there
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_options_of_edges_are_for_edges() -> None:
+    X = random_tensor(1, 30, 9, 400)
+    with pytest.raises(ConfigError, match="options of edges: got step"):
+        Toffee(rank=4).fit(X, step="1d")
+    with pytest.raises(ConfigError, match="Did you mean undirected"):
+        Toffee(rank=4).fit(edge_frame(), undirekted=True)

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 
 from toffee_dist import embedding
+from toffee_dist.bench import Bench, is_edges, read_edges
 from toffee_dist.errors import ConfigError, InputError, NotFittedError
 from toffee_dist.frequencies import FrequencyChoice, choose_freqs, parse_freqs
 from toffee_dist.gauge import CommonBasis, common_basis
@@ -62,6 +63,8 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
     embedding_ : (n_nodes, rank) float32
     embedding_target_ : (n_nodes, rank) float32
         Directed graphs in the canonical gauge: the nodes in their role as targets.
+    node_ids_ : list
+        Of edges: the id of every row.
     fit_report_ : polars.DataFrame
         A row a solved frequency: energy, objective, bound, gap, iterations, seconds, solver, converged.
 
@@ -102,21 +105,37 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
         self.bound = bound
         self.seed = seed
 
-    def fit(self, X: Any, y: None = None) -> Self:
+    def fit(
+        self, X: Any, y: None = None, *, client: Any = None, storage: str | None = None, **edges: Any
+    ) -> Self:
         """Learn the embedding.
 
         Parameters
         ----------
         X
-            A `TemporalTensor`, or anything that `as_tensor` reads.
+            A `TemporalTensor`, or anything that `as_tensor` reads; or edges: a path, glob, URL or list of
+            them, or a pandas, polars or Arrow frame.
         y
             Ignored; there for scikit-learn.
+        client
+            A `distributed.Client` on which slices are solved (and edges read); None solves here.
+        storage
+            A folder that every worker of the client sees; where absent, a temporary one of this machine.
+        **edges
+            Of edges: what `toffee embed` takes, such as ``step="1h"``, ``source="from"`` or
+            ``undirected=True``.
         """
         options = self._options()
         if self.gauge not in ("canonical", "none"):
             raise ConfigError("gauge", got=repr(self.gauge), allowed="canonical, none")
         parse_freqs(self.freqs)
-        tensor = as_tensor(X)
+        self._bench = None if client is None else Bench(client, storage)
+        if is_edges(X):
+            tensor, self.node_ids_ = read_edges(X, edges, self._bench)
+        elif edges:
+            raise ConfigError("options of edges", got=", ".join(edges), allowed="none for a tensor")
+        else:
+            tensor = as_tensor(X)
         weights = embedding.step_weights(self.reduce, tensor.n_steps)
         self._fitted_options = options
         self._fitted_freqs, self._fitted_gauge = self.freqs, self.gauge
@@ -129,8 +148,10 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
             basis = self._basis()
         else:
             # Fact 7: weights in time go in before the transform, so this is one slice again.
-            weighted = tensor.with_step_weights(weights)
-            self._reduced = next(solve_slices(weighted, [0], options))
+            if self._bench is None:
+                self._reduced = next(solve_slices(tensor.with_step_weights(weights), [0], options))
+            else:
+                [self._reduced] = self._bench.solve(tensor, [0], options, self.reduce)
             basis = common_basis(self._reduced)
         self._directed_embedding: NDArray[np.float32] | None = None
         if self.gauge == "none":
@@ -251,7 +272,8 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
     def _solve(self, freqs: Sequence[int]) -> dict[int, SliceFactors]:
         """Return these slices, solving the ones that are missing."""
         missing = [k for k in freqs if k not in self._slices]
-        for factors in solve_slices(self._tensor, missing, self._fitted_options):
+        solve = solve_slices if self._bench is None else self._bench.solve
+        for factors in solve(self._tensor, missing, self._fitted_options):
             self._slices[factors.k] = factors
         return {k: self._slices[k] for k in freqs}
 
