@@ -26,7 +26,7 @@ def cli() -> None:
     \b
     Exit codes: 0 done, 2 bad usage or configuration, 3 bad input, 4 refused for memory or storage,
     5 not finished but resumable (interrupted, cluster lost, disk full), 6 not fit to be published.
-    """  # noqa: D301
+    """
 
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON line.")
@@ -45,7 +45,7 @@ class IngestSettings(EdgeSettings, RuntimeSettings):
 @config_options(EdgeSettings, RuntimeSettings, without=("memory",))
 @_json
 def ingest_command(inputs: tuple[str, ...], config: str | None, as_json: bool, **options: Any) -> None:
-    r"""Read edges into a staged tensor, a node registry and a time grid.
+    """Read edges into a staged tensor, a node registry and a time grid.
 
     INPUT is a file, a folder, a glob or an fsspec URL, several at once: Parquet, Arrow IPC, or text
     (comma, tab or space separated, with or without header, also .gz and .zst).
@@ -75,7 +75,7 @@ def ingest_command(inputs: tuple[str, ...], config: str | None, as_json: bool, *
 @config_options(EdgeSettings, ModelSettings, RuntimeSettings)
 @_json
 def plan_command(inputs: tuple[str, ...], config: str | None, as_json: bool, **options: Any) -> None:
-    r"""Say what embed would do: frequencies, tasks, memory, disk, time. Solves nothing.
+    """Say what embed would do: frequencies, tasks, memory, disk, time. Solves nothing.
 
     Reads the input once. Nodes and pairs are estimates, to within 3 %; the time is of one core of a machine
     like ours.
@@ -112,7 +112,7 @@ def plan_command(inputs: tuple[str, ...], config: str | None, as_json: bool, **o
 @config_options(JobConfig)
 @_json
 def embed_command(inputs: tuple[str, ...], config: str | None, as_json: bool, **options: Any) -> None:
-    r"""Read edges and publish vectors: the whole batch job.
+    """Read edges and publish vectors: the whole batch job.
 
     Results are in OUT/runs/<run>; OUT/latest.json points to the newest complete run, and changes last.
 
@@ -131,7 +131,7 @@ def embed_command(inputs: tuple[str, ...], config: str | None, as_json: bool, **
 @config_options(RuntimeSettings)
 @_json
 def resume_command(path: str, config: str | None, as_json: bool, **options: Any) -> None:
-    r"""Go on with the newest unfinished run of OUT, or with the run whose folder OUT is.
+    """Go on with the newest unfinished run of OUT, or with the run whose folder OUT is.
 
     Finished slices and parts are used as they are. Where it runs may differ from the start.
 
@@ -162,7 +162,7 @@ def _show(outcome: Any, as_json: bool) -> None:
 @click.argument("path", metavar="OUT")
 @_json
 def inspect_command(path: str, as_json: bool) -> None:
-    r"""Say what a run holds, or how far it is.
+    """Say what a run holds, or how far it is.
 
     \b
     Example:
@@ -177,7 +177,7 @@ def inspect_command(path: str, as_json: bool) -> None:
 @cli.command("demo")
 @click.option("--out", default="toffee-demo", show_default=True, metavar="DIR", help="Where everything goes.")
 def demo_command(out: str) -> None:
-    r"""Make a small graph with daily and weekly communities, embed it, and show what was found.
+    """Make a small graph with daily and weekly communities, embed it, and show what was found.
 
     \b
     Example:
