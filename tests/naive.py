@@ -132,7 +132,7 @@ def rescal_objective(X: Array, A: Array, R: Array, reg_a: float, reg_r: float) -
 def rescal(
     X: Array, A: Array, reg_a: float, reg_r: float, iterations: int
 ) -> tuple[Array, Array, list[float]]:
-    """Return A, the R_t and the objective at the start and after every iteration; steps that rise are halved."""
+    """Return A, the R_t and the objective of every iteration; steps that rise are halved."""
     T = X.shape[2]
     R = np.stack([best_core(X[:, :, t], A, reg_r) for t in range(T)])
     history = [rescal_objective(X, A, R, reg_a, reg_r)]

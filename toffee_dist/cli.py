@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from toffee_dist.cli_evaluate import evaluate_command
 from toffee_dist.edges import IngestConfig, ingest, run_here
 from toffee_dist.errors import ToffeeError
 from toffee_dist.schema import ColumnOptions
@@ -92,6 +93,9 @@ def ingest_command(
         click.echo(json.dumps({"out": str(result.folder), **asdict(result.summary)}))
     else:
         click.echo(describe(result))
+
+
+cli.add_command(evaluate_command)
 
 
 def _run(config: IngestConfig, out: str, mode: Any, workers: int | None) -> Ingested:

@@ -191,10 +191,14 @@ def evaluate(
         past = Split.validation(len(events))
         # The validation part knows nothing of what comes after it, not even which pairs never link.
         known = events.head(past.end)
-        cells = _run_part("validation", known, past, config, dict.fromkeys(config.models, candidates), None, run, work)
+        cells = _run_part(
+            "validation", known, past, config, dict.fromkeys(config.models, candidates), None, run, work
+        )
         for model in config.models:
             marks = {
-                str(point): max(_means(cell for cell in cells if (cell.model, cell.settings) == (model, str(point))))
+                str(point): max(
+                    _means(cell for cell in cells if (cell.model, cell.settings) == (model, str(point)))
+                )
                 for point in candidates
             }
             chosen[model] = max(candidates, key=lambda point: marks[str(point)])
@@ -261,5 +265,7 @@ def _mark_model(
         seconds = time.process_time() - began
         used = "logistic" if spec == SCORE else classifier
         named = (part, protocol, model, spec, used, seed)
-        cells.append(Cell(*named, **asdict(marks), fit_seconds=fit_seconds, seconds=seconds, settings=str(settings)))
+        cells.append(
+            Cell(*named, **asdict(marks), fit_seconds=fit_seconds, seconds=seconds, settings=str(settings))
+        )
     return cells

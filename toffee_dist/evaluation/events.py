@@ -138,7 +138,8 @@ def read_events(config: IngestConfig, run: Run = run_here, say: Say = lambda lin
     with tempfile.TemporaryDirectory(prefix="toffee-") as work:
         groups = group_fragments(list_fragments(files))
         tasks = [
-            ScanTask(index, tuple(group), schema, work, columns.bipartite) for index, group in enumerate(groups)
+            ScanTask(index, tuple(group), schema, work, columns.bipartite)
+            for index, group in enumerate(groups)
         ]
         found = list(run(scan, tasks))
         bad = gather_bad(found, tasks)
@@ -164,7 +165,9 @@ def read_events(config: IngestConfig, run: Run = run_here, say: Say = lambda lin
     frame = frame.sort("time", maintain_order=True)
     return Events(
         ids,
-        *(frame[name].to_numpy() for name in ("source", "target", "time")),
+        frame["source"].to_numpy(),
+        frame["target"].to_numpy(),
+        frame["time"].to_numpy(),
         frame["weight"].to_numpy() if "weight" in frame.columns else None,
         scale,
         config.step,
@@ -203,5 +206,3 @@ def _nothing(rows: int) -> InputError:
         allowed="at least one valid row inside the window",
         remedy="Check --since, --until and --last.",
     )
-
-

@@ -207,7 +207,9 @@ def _read_examples(path: Path, ids: pl.Series) -> Examples:
         table = pl.read_parquet(path)
         numbers = pl.DataFrame({"id": ids, "row": pl.Series(range(len(ids)), dtype=pl.Int64)})
         rows = [
-            table.select(pl.col(role).alias("id")).join(numbers, on="id", how="left", maintain_order="left")["row"]
+            table.select(pl.col(role).alias("id")).join(numbers, on="id", how="left", maintain_order="left")[
+                "row"
+            ]
             for role in ("source", "target")
         ]
         if any(column.null_count() for column in rows):

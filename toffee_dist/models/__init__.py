@@ -1,7 +1,7 @@
 """Models of a temporal graph behind one interface: a tensor and options in, vectors or scores out.
 
-`toffee`, `toffee-`, `tsvd` and `rescal` give vectors; `memory` and `degree` are controls that only score pairs:
-a model that is no better than them has learnt nothing that counting would not tell.
+`toffee`, `toffee-`, `tsvd` and `rescal` give vectors; `memory` and `degree` are controls that only score
+pairs: a model that is no better than them has learnt nothing that counting would not tell.
 """
 
 from __future__ import annotations

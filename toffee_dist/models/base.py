@@ -116,7 +116,7 @@ class Block:
     def score(self, i: Rows, j: Rows) -> Floats:
         """Return the model's own score of pairs."""
         left = self.source[i] * self.weights.astype(np.float32)
-        return np.einsum("pr,pr->p", left, self.targets[j]).astype(np.float64)
+        return np.asarray(np.einsum("pr,pr->p", left, self.targets[j]), dtype=np.float64)
 
     def spread(self, nodes: Rows, n_nodes: int) -> Block:
         """Return the vectors of a larger graph in which these nodes are rows `nodes`; others are zero."""
@@ -178,7 +178,7 @@ def canonical_block(basis: CommonBasis, power: float, rank: int, directed: bool)
     scale = S**power
     weights = np.divide(S, scale**2, out=np.zeros_like(S), where=S > 0)
     if directed:
-        return Block(np.float32(U * scale), np.float32(V * scale), weights)
+        return Block((U * scale).astype(np.float32), (V * scale).astype(np.float32), weights)
     # V is U with a sign for every column: that of the eigenvalue.
     signs = np.where((U * V).sum(axis=0) < 0, -1.0, 1.0)
-    return Block(np.float32(U * scale), None, weights * signs)
+    return Block((U * scale).astype(np.float32), None, weights * signs)

@@ -5,9 +5,9 @@
     A ← Σ_t (X_t A R_tᵀ + X_tᵀ A R_t) · (Σ_t R_t G R_tᵀ + R_tᵀ G R_t + λ_A I)⁻¹,   G = AᵀA
 
 Three things make it fast. Turning A by the eigenvectors of G changes nothing (not even the penalty) and makes
-G = diag(w): then R_t = (AᵀX_tA)_ij / (w_i w_j + λ_R), entry by entry. A snapshot touches few nodes, so every product
-runs over its active rows only; those of a block of snapshots are stacked, and X_t A of the whole block is one
-sparse product. And R_t is made, used and forgotten inside the sweep of its block: an iteration is one map
+G = diag(w): then R_t = (AᵀX_tA)_ij / (w_i w_j + λ_R), entry by entry. A snapshot touches few nodes, so every
+product runs over its active rows only; those of a block of snapshots are stacked, and X_t A of the whole block
+is one sparse product. And R_t is made, used and forgotten inside the sweep of its block: an iteration is one map
 over blocks of snapshots, whose records are summed.
 """
 
@@ -165,9 +165,10 @@ def solve_rescal(
     solve = replace(options, rank=rank, reg_a=reg_a, reg_r=reg_r)
     scaled = replace(tensor, values=tensor.values / size)
     per_block = max(1, BLOCK_BYTES // (options.dtype.itemsize * rank**2))
-    blocks: list[SnapshotBlock | Path] = list(build_blocks(scaled, per_block, options.dtype))
+    built = build_blocks(scaled, per_block, options.dtype)
+    blocks: list[SnapshotBlock | Path] = list(built)
     if work is not None:
-        blocks = [save_block(block, work / f"block-{k:05d}.npz") for k, block in enumerate(blocks) if _is(block)]
+        blocks = [save_block(block, work / f"block-{k:05d}.npz") for k, block in enumerate(built)]
     if start is None:
         start = _start(scaled, solve)
     else:
@@ -194,10 +195,6 @@ def solve_rescal(
     A = np.pad(state.A * options.dtype.type(scale), ((0, 0), (0, missing)))
     cores = np.pad(state.reduced * scale, ((0, 0), (0, missing), (0, missing)))
     return RescalFit(A, cores, [value * size**2 for value in history], converged)
-
-
-def _is(block: SnapshotBlock | Path) -> bool:
-    return isinstance(block, SnapshotBlock)
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,7 +239,7 @@ def _evaluate(
         normal += record.normal
         squares += record.squares
         reduced += record.reduced
-    # With R = M∘K: Σ ⟨R, M⟩ = ⟨K, Q⟩, Σ ⟨R, GRG⟩ = ⟨K² w wᵀ, Q⟩, Σ ‖R‖² = ⟨K², Q⟩, where Q = Σ_t M∘M; ‖X‖ = 1.
+    # With R = M∘K: Σ ⟨R, M⟩ = ⟨K, Q⟩, Σ ⟨R, GRG⟩ = ⟨K² w wᵀ, Q⟩, Σ ‖R‖² = ⟨K², Q⟩, Q = Σ_t M∘M; ‖X‖ = 1.
     misfit = 1.0 - 2.0 * float((inverse * squares).sum())
     misfit += float((inverse**2 * np.multiply.outer(w, w) * squares).sum())
     penalty = options.reg_a * float(np.trace(G)) + options.reg_r * float((inverse**2 * squares).sum())
@@ -319,8 +316,14 @@ def build_blocks(tensor: TemporalTensor, per_block: int, dtype: np.dtype[Any]) -
         events = order[ends[first] : ends[first + len(own)]]
         local = np.searchsorted(own, tensor.steps[events])
         values = tensor.values[events].astype(dtype)
-        sides = [(i[events], j[events])] if not tensor.directed else [(i[events], j[events]), (j[events], i[events])]
-        built = tuple(_side(local, rows, columns, values, len(own), tensor.n_nodes) for rows, columns in sides)
+        sides = (
+            [(i[events], j[events])]
+            if not tensor.directed
+            else [(i[events], j[events]), (j[events], i[events])]
+        )
+        built = tuple(
+            _side(local, rows, columns, values, len(own), tensor.n_nodes) for rows, columns in sides
+        )
         blocks.append(SnapshotBlock(own, built))
     return blocks
 
@@ -333,10 +336,8 @@ def _side(t: Ints, rows: Ints, columns: Ints, values: Any, n_snapshots: int, n_n
     return Side(matrix, active % n_nodes, ends)
 
 
-def save_block(block: SnapshotBlock | Path, path: Path) -> Path:
+def save_block(block: SnapshotBlock, path: Path) -> Path:
     """Write a block, for tasks that run elsewhere."""
-    if isinstance(block, Path):
-        return block
     arrays: dict[str, Any] = {"steps": block.steps}
     for k, side in enumerate(block.sides):
         matrix = side.matrix

@@ -98,6 +98,7 @@ def _use_dense(X: Operator, rank: int, share: float) -> bool:
 
 
 def leading_eigenpairs(X: Operator, rank: int, rng: np.random.Generator) -> tuple[Floats, Tall]:
+    """Return the eigenvalues of largest magnitude of a Hermitian X, and their vectors, largest first."""
     if _use_dense(X, rank, DENSE_EIGEN_SHARE):
         s, U = np.linalg.eigh(X.dense())
     else:
