@@ -15,7 +15,7 @@ import polars as pl
 from toffee_dist.cli_edges import edge_options
 from toffee_dist.errors import ConfigError
 from toffee_dist.evaluation.classify import Classifier
-from toffee_dist.evaluation.evaluate import GRID, EvaluateConfig
+from toffee_dist.evaluation.compare import GRID, EvaluateConfig
 from toffee_dist.evaluation.job import make_job, run_job
 from toffee_dist.evaluation.protocols import PROTOCOLS
 from toffee_dist.evaluation.report import describe_cells, describe_steps, summarise
@@ -90,7 +90,7 @@ _DEFAULT = EvaluateConfig()
 @click.option("--workers", type=click.IntRange(min=1), help="Processes for rescal; default: this one.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON line.")
 def evaluate_command(inputs: tuple[str, ...], out: str, as_json: bool, **options: Any) -> None:
-    r"""Compare embeddings with simple things, on your graph.
+    """Compare embeddings with simple things, on your graph.
 
     The first 75 % of the links are learnt from, the rest is predicted. INPUT as for `toffee ingest`.
 
@@ -98,7 +98,7 @@ def evaluate_command(inputs: tuple[str, ...], out: str, as_json: bool, **options
     Example:
       toffee evaluate edges/*.parquet --out quality --protocol link-paper --protocol link-new --rank 64
       toffee evaluate mail.csv --out future --protocol none --future 14 --period 7
-    """
+    """  # noqa: D301
     if "none" in options["protocols"]:
         options["protocols"] = ()
     job = make_job(inputs, out, options)

@@ -6,7 +6,7 @@
 | protocols.py | which pairs are asked about; saved and reusable |
 | features.py | what two vectors say of a pair |
 | classify.py | the classifier and its marks |
-| evaluate.py | models × features × seeds, and the choice of settings on a validation part |
+| compare.py | models × features × seeds, and the choice of settings on a validation part |
 | steps.py | questions about one step: its links, its communities |
 | report.py | tables, Parquet, JSON, plots |
 | job.py | all of it, from options to a folder |
@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from toffee_dist.evaluation.evaluate import Cell, EvaluateConfig, evaluate
+from toffee_dist.evaluation.compare import Cell, EvaluateConfig, evaluate
 from toffee_dist.evaluation.events import Events, read_events
 
 __all__ = ["Cell", "EvaluateConfig", "Events", "evaluate", "read_events"]

@@ -67,8 +67,9 @@ def mark(features: Features, examples: Examples, classifier: Classifier = "logis
         columns = np.hstack([features.operators, features.scores])
         model = ExtraTreesClassifier(N_TREES, random_state=seed)
     asked = examples.test > 0
-    if len(np.unique(labels)) < 2:
-        chance = np.full(int(asked.sum()), float(labels[0]))
+    if len(np.unique(labels)) < 2 or not columns[known].any():
+        # One label, or columns that say nothing: the share of links is all there is to know.
+        chance = np.full(int(asked.sum()), np.average(labels, weights=weights))
     else:
         model.fit(columns[known], labels, sample_weight=weights)
         chance = model.predict_proba(columns[asked])[:, 1]

@@ -16,7 +16,7 @@ import polars as pl
 
 from toffee_dist.edges import IngestConfig, Run, Say, run_here
 from toffee_dist.errors import ConfigError
-from toffee_dist.evaluation.evaluate import GRID, Cell, EvaluateConfig, evaluate
+from toffee_dist.evaluation.compare import GRID, Cell, EvaluateConfig, evaluate
 from toffee_dist.evaluation.events import read_events
 from toffee_dist.evaluation.report import to_frame, write_report
 from toffee_dist.evaluation.steps import FutureConfig, StepCell, future_links, label_steps, read_labels

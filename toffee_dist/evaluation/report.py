@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 
-from toffee_dist.evaluation.evaluate import Cell
+from toffee_dist.evaluation.compare import Cell
 from toffee_dist.evaluation.steps import StepCell
 
 CELLS, STEPS, RESULT, PAGE = "cells.parquet", "steps.parquet", "result.json", "report.html"

@@ -6,9 +6,9 @@
 
 Three things make it fast. Turning A by the eigenvectors of G changes nothing (not even the penalty) and makes
 G = diag(w): then R_t = (AᵀX_tA)_ij / (w_i w_j + λ_R), entry by entry. A snapshot touches few nodes, so every
-product runs over its active rows only; those of a block of snapshots are stacked, and X_t A of the whole block
-is one sparse product. And R_t is made, used and forgotten inside the sweep of its block: an iteration is one map
-over blocks of snapshots, whose records are summed.
+product runs over its active rows only; those of a block of snapshots are stacked, and X_t A of the whole
+block is one sparse product. And R_t is made, used and forgotten inside the sweep of its block: an iteration
+is one map over blocks of snapshots, whose records are summed.
 """
 
 from __future__ import annotations

@@ -1,0 +1,227 @@
+"""The command and the job: what they print, how they fail, what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import numpy as np
+import polars as pl
+import pytest
+
+from toffee_dist.cli import ingest_command, main
+from toffee_dist.cli_evaluate import evaluate_command, toml_arguments
+from toffee_dist.errors import ConfigError
+from toffee_dist.evaluation.job import parse_grid
+
+ROOT = Path(__file__).parents[1]
+Toffee = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def edges(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    source = rng.integers(0, 30, 800)
+    target = np.where(
+        rng.random(800) < 0.8, source // 10 * 10 + rng.integers(0, 10, 800), rng.integers(0, 30, 800)
+    )
+    table = pl.DataFrame({"source": source, "target": target, "time": np.sort(rng.integers(0, 60, 800))})
+    table.write_parquet(tmp_path / "edges.parquet")
+    return tmp_path / "edges.parquet"
+
+
+@pytest.fixture
+def toffee(capsys: pytest.CaptureFixture[str]) -> Toffee:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = 0
+        try:
+            main(["evaluate", *arguments])
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_tables_and_files(toffee: Toffee, edges: Path, tmp_path: Path) -> None:
+    out = tmp_path / "quality"
+    protocols = [word for name in ("link-paper", "link-new", "link-hard") for word in ("--protocol", name)]
+    code, text, _ = toffee(
+        str(edges),
+        "--out",
+        str(out),
+        "--step",
+        "1",
+        "--rank",
+        "8",
+        "--seeds",
+        "2",
+        *protocols,
+        "--future",
+        "7",
+    )
+    assert code == 0
+    for line in ("link-paper: Micro-F1", "link-new: ", "link-hard: ", "toffee-", "rescal", "rhythm-decayed"):
+        assert line in text
+    cells = pl.read_parquet(out / "cells.parquet")
+    assert cells.height == 3 * 2 * (4 * 5 + 2)
+    result = json.loads((out / "result.json").read_text())
+    assert len(result["cells"]) == cells.height
+    assert result["summary"][0]["micro_f1_sd"] >= 0
+    assert pl.read_parquet(out / "steps.parquet").height == 7 * 10
+    assert "report.html" in {path.name for path in out.iterdir()}
+    assert len(list((out / "splits").glob("*.parquet"))) == 6
+
+
+def test_json_splits_and_grid(toffee: Toffee, edges: Path, tmp_path: Path) -> None:
+    common = [
+        str(edges),
+        "--step",
+        "1",
+        "--undirected",
+        "--seeds",
+        "1",
+        "--model",
+        "toffee",
+        "--features",
+        "hadamard",
+    ]
+    common += ["--json", "--splits", str(tmp_path / "splits")]
+    code, text, said = toffee(
+        *common, "--out", str(tmp_path / "a"), "--grid", "rank=2,8", "--grid", "reg=1e-4,0.1"
+    )
+    assert code == 0
+    assert "chosen on the validation part" in said
+    summary = json.loads(text)["summary"]
+    assert [row["part"] for row in summary] == ["validation"] * 4 + ["test"]
+    code, text, _ = toffee(*common, "--out", str(tmp_path / "b"), "--rank", "8")
+    assert code == 0
+    assert len(list((tmp_path / "splits").glob("*.parquet"))) == 1
+    code, _, said = toffee(
+        *common[:2], "2", *common[3:], "--out", str(tmp_path / "c"), "--rank", "8", "--until", "30"
+    )
+    assert code == 3
+    assert "another graph" in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "edges.parquet", "splits"]
+
+
+def test_rescal_on_processes(toffee: Toffee, edges: Path, tmp_path: Path) -> None:
+    common = [str(edges), "--step", "1", "--seeds", "1", "--model", "rescal", "--rank", "4", "--json"]
+    here = toffee(*common, "--out", str(tmp_path / "a"))
+    there = toffee(*common, "--out", str(tmp_path / "b"), "--workers", "2")
+    marks = [[row["micro_f1"] for row in json.loads(text)["summary"]] for _, text, _ in (here, there)]
+    assert marks[0] == marks[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--protocol", "link-easy"], 2, "Invalid value for '--protocol'"),
+        (["--model", "gcn"], 2, "Invalid value for '--model'"),
+        (["--features", "cosine"], 2, "features: got 'cosine'"),
+        (["--grid", "rank"], 2, "NAME=VALUE"),
+        (["--grid", "rank=a"], 2, "grid of rank"),
+        (["--grid", "entry=most"], 2, "binary, count, sum"),
+        (["--reduce", "decay:0"], 2, "reduce"),
+        (["--rank", "0"], 2, "--rank"),
+        (["--protocol", "none"], 2, "needs --future or --labels"),
+        (["--nonsense"], 2, "No such option"),
+        (["--future", "55"], 3, "two periods"),
+        (["--labels", "nowhere.csv"], 3, "cannot read labels"),
+        (["--source", "nothing"], 2, "--source: got nothing"),
+        (["--until", "1"], 3, "too few pairs"),
+    ],
+)
+def test_errors(
+    toffee: Toffee, edges: Path, tmp_path: Path, arguments: list[str], code: int, message: str
+) -> None:
+    base = ["--out", str(tmp_path / "out"), "--step", "1", "--seeds", "1", "--model", "toffee", "--rank", "4"]
+    found, _, said = toffee(str(edges), *base, *arguments)
+    assert (found, message in said) == (code, True), said
+    assert [path.name for path in tmp_path.iterdir()] == ["edges.parquet"]
+
+
+def test_an_output_that_exists_is_not_touched(toffee: Toffee, edges: Path, tmp_path: Path) -> None:
+    code, _, said = toffee(str(edges), "--out", str(tmp_path))
+    assert code == 2
+    assert "which exists" in said
+    code, _, said = toffee("nowhere.csv", "--out", str(tmp_path / "out"))
+    assert code in (2, 3)
+    assert "nowhere.csv" in said
+
+
+def test_help_has_an_example(toffee: Toffee) -> None:
+    code, text, _ = toffee("--help")
+    assert code == 0
+    assert "\n    toffee evaluate edges/*.parquet --out quality" in text
+
+
+def test_edges_are_described_by_the_options_of_ingest() -> None:
+    def options(command: click.Command) -> dict[str | None, object]:
+        found: dict[str | None, object] = {}
+        for option in command.params:
+            kind = getattr(option.type, "choices", None) or option.type.name
+            found[option.name] = (option.opts, kind, option.default, getattr(option, "is_flag", False))
+        return found
+
+    own = {"inputs", "out", "known", "mode", "workers", "as_json"}
+    theirs = {name: value for name, value in options(ingest_command).items() if name not in own}
+    assert theirs.items() <= options(evaluate_command).items()
+
+
+def test_grid_words() -> None:
+    assert parse_grid(["pair_weight=unit,log"]) == {"pair_weight": ["unit", "log"]}
+    with pytest.raises(ConfigError, match="rank, reg, entry, pair_weight, reduce"):
+        parse_grid(["tol=1"])
+
+
+def test_toml_stands_for_options(tmp_path: Path) -> None:
+    file = tmp_path / "e.toml"
+    file.write_text(
+        'input = ["a", "b"]\nundirected = true\nbipartite = false\nseeds = 3\nmodel = ["toffee", "tsvd"]\n'
+    )
+    assert toml_arguments(file, ["--seeds", "1"]) == [
+        *("a", "b", "--undirected", "--model", "toffee", "--model", "tsvd", "--seeds", "1")
+    ]
+    file.write_text("sedes = 3\n")
+    with pytest.raises(ConfigError, match="Did you mean seeds"):
+        toml_arguments(file)
+    file.write_text("seeds = \n")
+    with pytest.raises(ConfigError, match="TOML"):
+        toml_arguments(file)
+
+
+def test_the_commented_toml_is_valid(toffee: Toffee, edges: Path, tmp_path: Path) -> None:
+    command = toml_arguments(ROOT / "jobs" / "evaluate.toml", ["--out", str(tmp_path / "out")])
+    shipped = (
+        (ROOT / "jobs" / "evaluate.toml").read_text().replace("# grid", "grid").replace("# future", "future")
+    )
+    shipped = shipped.replace("# splits", "splits").replace("# period", "period")
+    (tmp_path / "all.toml").write_text(shipped)
+    assert len(toml_arguments(tmp_path / "all.toml")) > len(command)
+    assert command[0] == "edges/*.parquet"
+
+
+def test_the_job_runs(edges: Path, tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text(
+        f'input = "{edges}"\nstep = "1"\nseeds = 1\nmodel = ["toffee", "memory"]\nrank = 4\nout = "nowhere"\n'
+    )
+    job = [sys.executable, str(ROOT / "jobs" / "evaluate.py")]
+    done = subprocess.run(
+        [*job, str(tmp_path / "e.toml"), "--out", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "link-paper: Micro-F1" in done.stdout
+    (tmp_path / "e.toml").write_text("rnak = 4\n")
+    done = subprocess.run([*job, str(tmp_path / "e.toml")], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Did you mean rank?" in done.stderr
