@@ -55,6 +55,9 @@ _DEFAULT = EvaluateConfig()
     "--classifier", type=click.Choice(get_args(Classifier)), default=_DEFAULT.classifier, show_default=True
 )
 @click.option("--seeds", type=click.IntRange(min=1), default=_DEFAULT.seeds, show_default=True)
+@click.option(
+    "--first-seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the draws of examples."
+)
 @click.option("--rank", type=click.IntRange(min=1), default=_DEFAULT.options.rank, show_default=True)
 @click.option("--reg", type=float, default=_DEFAULT.options.reg_a, show_default=True, help="λ of A and R.")
 @click.option(

@@ -34,8 +34,8 @@ class EvaluateConfig:
         Names; every combination becomes a row. Models without vectors have their score as only feature.
     classifier
         ``logistic`` (the paper's) or ``trees``.
-    seeds
-        How many draws of examples.
+    seeds, first_seed
+        How many draws of examples, and the seed of the first.
     options
         Of the models.
     grid
@@ -49,6 +49,7 @@ class EvaluateConfig:
     seeds: int = 10
     options: ModelOptions = field(default_factory=ModelOptions)
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    first_seed: int = 0
 
     def __post_init__(self) -> None:
         for protocol in self.protocols:
@@ -58,8 +59,9 @@ class EvaluateConfig:
         for features in self.features:
             check_features(features)
         check_classifier(self.classifier)
-        if self.seeds < 1:
-            raise ConfigError("seeds", got=self.seeds, allowed="at least 1")
+        if self.seeds < 1 or self.first_seed < 0:
+            got = f"{self.seeds} from {self.first_seed}"
+            raise ConfigError("seeds", got=got, allowed="at least 1, from 0 or more")
         for name in self.grid:
             if name not in GRID:
                 raise ConfigError("grid", got=name, allowed=", ".join(GRID))
@@ -228,7 +230,8 @@ def _run_part(
     fits = Fits(events.head(split.learn), run, work)
     splits = Splits(events, split, folder)
     cells = []
-    for protocol, seed in product(map(check_protocol, config.protocols), range(config.seeds)):
+    seeds = range(config.first_seed, config.first_seed + config.seeds)
+    for protocol, seed in product(map(check_protocol, config.protocols), seeds):
         examples = splits.examples(protocol, seed)
         for model in config.models:
             for settings in wanted[model]:

@@ -173,7 +173,7 @@ def make_job(inputs: Sequence[str], out: str, options: Mapping[str, Any]) -> Eva
         chosen["reg_a"] = chosen["reg_r"] = take("reg")
     names = ("protocols", "models", "features")
     lists: dict[str, Any] = {name: tuple(found) for name in names if (found := take(name, None)) is not None}
-    rest = {name: take(name) for name in ("seeds", "classifier") if name in values}
+    rest = {name: take(name) for name in ("seeds", "first_seed", "classifier") if name in values}
     config = EvaluateConfig(
         **lists, **rest, options=ModelOptions(**chosen), grid=parse_grid(take("grid", ()) or ())
     )

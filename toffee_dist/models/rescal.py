@@ -31,8 +31,8 @@ from toffee_dist.solvers.closed_form import leading_eigenpairs
 from toffee_dist.spectrum import iter_values, slice_matrix
 from toffee_dist.tensor import Floats, Ints, TemporalTensor
 
-# Bytes of AᵀX_tA that a block of snapshots may take: a few times the cache, many snapshots to stack.
-BLOCK_BYTES = 32 * 2**20
+# Bytes of AᵀX_tA that a block of snapshots may take. Measured on email: 2 to 8 MiB alike, 32 a fifth slower.
+BLOCK_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True, eq=False)
