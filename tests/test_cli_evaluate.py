@@ -74,7 +74,7 @@ def test_tables_and_files(toffee: Toffee, edges: Path, tmp_path: Path) -> None:
     result = json.loads((out / "result.json").read_text())
     assert len(result["cells"]) == cells.height
     assert result["summary"][0]["micro_f1_sd"] >= 0
-    assert pl.read_parquet(out / "steps.parquet").height == 7 * 10
+    assert pl.read_parquet(out / "steps.parquet").height == 7 * 11
     assert "report.html" in {path.name for path in out.iterdir()}
     assert len(list((out / "splits").glob("*.parquet"))) == 6
 

@@ -249,14 +249,17 @@ def test_marks_of_known_answers() -> None:
 
 def test_operators_and_scores_of_two_vectors() -> None:
     events = make_events(1)
-    vectors = Fits(events.head(450)).embedding("toffee", ModelOptions(rank=3), "binary", "unit")[0]
+    vectors = Fits(events.head(450)).embedding("toffee", ModelOptions(rank=6), "binary", "unit")[0]
     i, j = np.array([0, 5]), np.array([1, 17])
     a, b = vectors.source[i], vectors.source[j]
     combined = pair_features(vectors, i, j, "combined").operators
     assert np.array_equal(combined, np.hstack([operator(a, b) for operator in OPERATORS.values()]))
     both = pair_features(vectors, i, j, "hadamard+scores")
     assert np.array_equal(both.operators, a * b)
-    assert both.scores.shape == (2, 7)
+    # Of all six columns, and of the leading four; canonical columns are nested.
+    assert both.scores.shape == (2, 14)
+    small = Fits(events.head(450)).embedding("toffee", ModelOptions(rank=4), "binary", "unit")[0]
+    np.testing.assert_allclose(both.scores[:, 7:], pair_features(small, i, j, "scores").scores, atol=1e-4)
     np.testing.assert_allclose(both.scores[:, 1], (a * b).sum(axis=1), rtol=1e-5)
     np.testing.assert_allclose(both.scores[:, 0], vectors.score(i, j))
     with pytest.raises(ConfigError, match="combined, scores"):
@@ -298,8 +301,8 @@ def test_trees_take_scores() -> None:
     assert {cell.classifier for cell in cells} == {"trees"}
 
 
-def planted_events(degree: float, seed: int) -> tuple[Events, Any]:
-    graph = planted_graph("weekly", degree, seed, pair_weight="raw")
+def planted_events(degree: float, seed: int, pattern: Any = "weekly") -> tuple[Events, Any]:
+    graph = planted_graph(pattern, degree, seed, pair_weight="raw")
     i, j, t = graph.tensor.to_coo().coords
     order = np.argsort(t, kind="stable")
     once = order[i[order] < j[order]]
@@ -318,6 +321,14 @@ def test_links_of_a_weekend_need_the_week() -> None:
     marks = dict(weekend.group_by("method").agg(pl.col("mark").mean()).iter_rows())
     for other in ("sum", "decayed", "last-step", "last-period", "count", "count-decayed"):
         assert marks["rhythm"] > 1.3 * marks[other], other
+        assert marks["chosen"] > 1.3 * marks[other], other
+
+
+def test_a_graph_without_a_rhythm_is_not_given_one() -> None:
+    events, _ = planted_events(1.3, 0, "none")
+    said: list[str] = []
+    future_links(events, FutureConfig(horizon=2, period=7), ModelOptions(rank=16), said.append)
+    assert "share of the rhythm that served best one period earlier: 0" in said
 
 
 def test_the_future_is_not_seen() -> None:

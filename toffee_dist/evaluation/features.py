@@ -23,6 +23,9 @@ OPERATORS: dict[str, Callable[[Array, Array], Array]] = {
 }
 COMBINED, SCORES = "combined", "scores"
 PARTS = (*OPERATORS, COMBINED, SCORES)
+# Scores are also taken of this many leading columns: canonical columns are ordered, so these are the
+# embedding of a lower rank. Measured on validation parts: +.007 on wildbird, no harm elsewhere.
+LEADING = (16, 4)
 # Keeps the logarithm of an empty vector's length apart from, but not far below, that of the shortest.
 SHORTEST = 1e-3
 
@@ -54,7 +57,8 @@ def pair_features(embedding: ModelEmbedding, i: Rows, j: Rows, spec: str) -> Fea
         On directed graphs operators see the source vector of i and the target vector of j.
     spec
         ``average``, ``hadamard``, ``weighted-l1``, ``weighted-l2``: the paper's operators; ``combined``: all
-        four; ``scores``: seven numbers a block of the embedding, see `block_scores`; joined by +.
+        four; ``scores``: seven numbers (`block_scores`) a block of the embedding, of all its columns and of
+        the `LEADING` ones; joined by +.
     """
     parts = check_features(spec)
     names = [name for name in OPERATORS if name in parts or COMBINED in parts]
@@ -63,7 +67,11 @@ def pair_features(embedding: ModelEmbedding, i: Rows, j: Rows, spec: str) -> Fea
         target = embedding.target
         left, right = embedding.source[i], (embedding.source if target is None else target)[j]
         columns = [OPERATORS[name](left, right) for name in names]
-    scores = [block_scores(block, i, j) for block in embedding.blocks] if SCORES in parts else []
+    scores = []
+    if SCORES in parts:
+        for block in embedding.blocks:
+            counts = [block.source.shape[1], *(count for count in LEADING if count < block.source.shape[1])]
+            scores += [block_scores(block.leading(count), i, j) for count in counts]
     return Features(
         np.hstack(columns) if columns else np.empty((len(i), 0), np.float32),
         np.hstack(scores) if scores else np.empty((len(i), 0)),

@@ -16,7 +16,7 @@ import scipy.sparse as sp
 import scipy.sparse.linalg as sla
 
 from toffee_dist.edges import Say
-from toffee_dist.embedding import entries, step_weights, trajectory
+from toffee_dist.embedding import entries, trajectory
 from toffee_dist.errors import ConfigError, InputError
 from toffee_dist.evaluation.events import Events, Int64s, pair_keys
 from toffee_dist.frequencies import choose_freqs
@@ -30,6 +30,8 @@ from toffee_dist.tensor import Floats, TemporalTensor
 ALL_PAIRS = 4_000_000
 # Half-life of the decayed methods, in periods. Not tuned: the four weeks of an earlier measurement.
 HALF_LIFE = 4.0
+# Shares of the harmonics that ``chosen`` chooses from.
+SHARES = (0.0, 0.1, 0.25, 0.5, 1.0)
 # Steps whose communities are looked for, at the most; spread evenly over time.
 LABEL_STEPS = 70
 
@@ -85,6 +87,7 @@ def future_links(
     ========================  ==========================================================================
     ``rhythm``                the model at the step's phase: the zero frequency and the period's harmonics
     ``rhythm-decayed``        the same with steps weighted by age before the transform
+    ``chosen``                ``decayed`` with the share of the harmonics that served best one period earlier
     ``auto``                  the model at step (T+h) mod T with the frequencies that stand out of the noise
     ``sum``, ``decayed``      the model's zero frequency, plain and weighted by age
     ``last-step``             the pairs of the last step
@@ -93,53 +96,90 @@ def future_links(
     ``count-phase``           how often it linked at this phase of the period, without a model
     ========================  ==========================================================================
     """
-    learning, window, answers = _cut(events, config, say)
-    past = learning.past(window)
-    tensor, T, P = past.tensor, past.tensor.n_steps, config.period
-    weights = step_weights(f"decay:{config.half_life * P}", T)
-    decayed = tensor if weights is None else tensor.with_step_weights(weights)
-    rank = options.rank * (options.oversample if tensor.directed else 1)
-    solve = replace(options.solve(), rank=min(rank, tensor.n_nodes))
-    harmonics = [m * (T // P) for m in range(P // 2 + 1)]
-    slices = {f.k: f for f in solve_slices(tensor, harmonics, solve)}
-    slices_decayed = {f.k: f for f in solve_slices(decayed, harmonics, solve)}
-    kept = choose_freqs(tensor, "auto", common_basis(slices[0])).freqs
-    others = [k for k in kept if k not in slices]
-    slices |= {f.k: f for f in solve_slices(tensor, others, solve)}
-    say(f"frequencies that stand out of the noise: {len(kept)} of {T // 2 + 1}")
-
-    # Pairs of nodes that the past knows, as rows of its tensor; a node not met yet has no score but 0.
-    i, j, positive = _candidates(events, past.nodes, tensor, answers, options.seed)
-    hats = {k: entries(factors, i, j) for k, factors in slices.items()}
-    hats_decayed = {k: entries(factors, i, j) for k, factors in slices_decayed.items()}
-    tubes = _tubes_of(tensor, i, j)
-    ages = np.ones(T) if weights is None else weights
-    counts, counts_decayed = tubes @ np.ones(T), tubes @ ages
+    share = _choose_share(events, config, options)
+    say(f"share of the rhythm that served best one period earlier: {share:g}")
+    grid = events.grid()
     cells = []
-    for h, (step, linked) in enumerate(zip(answers, positive, strict=True)):
-        if not linked.any():
-            continue
-        phase = np.zeros(T)
-        phase[h % P :: P] = 1.0
-        back = T + h - P * (1 + h // P)
-        scores: dict[str, Floats] = {
-            "rhythm": _at(hats, harmonics, T, h % T),
-            "rhythm-decayed": _at(hats_decayed, harmonics, T, h % T),
-            "auto": _at(hats, kept, T, h % T),
-            "sum": np.asarray(hats[0].real),
-            "decayed": np.asarray(hats_decayed[0].real),
-            "last-step": _column(tubes, T - 1),
-            "last-period": _column(tubes, back),
-            "count": counts,
-            "count-decayed": counts_decayed,
-            "count-phase": tubes @ phase,
-        }
-        when = events.grid().show(step)
+    for step, linked, scores in _ask(events, config, options, say):
+        low, full = scores["decayed"], scores["rhythm-decayed"]
+        scores["chosen"] = low + share * (full - low)
         cells += [
-            StepCell("future", method, step, when, average_precision(linked, score))
+            StepCell("future", method, step, grid.show(step), average_precision(linked, score))
             for method, score in scores.items()
         ]
     return cells
+
+
+def _choose_share(events: Events, config: FutureConfig, options: ModelOptions) -> float:
+    """Choose how much of the rhythm to trust, by predicting the last period before the steps asked about."""
+    steps = events.grid().steps_of(events.time)
+    cut = events.grid().n_steps - config.horizon
+    known = events.head(int((steps < cut).sum()))
+    earlier = replace(config, horizon=config.period)
+    if not len(known) or _whole_periods(known, earlier) < 2:
+        return 0.0
+    marks: dict[float, list[float]] = {share: [] for share in SHARES}
+    for _, linked, scores in _ask(known, earlier, options, lambda line: None, only_shares=True):
+        low, full = scores["decayed"], scores["rhythm-decayed"]
+        for share, found in marks.items():
+            found.append(average_precision(linked, low + share * (full - low)))
+    if not marks[0.0]:
+        return 0.0
+    return max(SHARES, key=lambda share: float(np.mean(marks[share])))
+
+
+def _whole_periods(events: Events, config: FutureConfig) -> int:
+    return (events.grid().n_steps - config.horizon) // config.period
+
+
+def _ask(
+    events: Events, config: FutureConfig, options: ModelOptions, say: Say, *, only_shares: bool = False
+) -> Iterator[tuple[int, Any, dict[str, Floats]]]:
+    """Yield each step that has links: the step, which pairs link, and what every method says of the pairs."""
+    learning, window, answers = _cut(events, config, say)
+    past = learning.past(window)
+    tensor, T, P = past.tensor, past.tensor.n_steps, config.period
+    ages = 0.5 ** (np.arange(T)[::-1] / (config.half_life * P))
+    rank = options.rank * (options.oversample if tensor.directed else 1)
+    solve = replace(options.solve(), rank=min(rank, tensor.n_nodes))
+    harmonics = [m * (T // P) for m in range(P // 2 + 1)]
+    # Pairs of nodes that the past knows, as rows of its tensor; a node not met yet has no score.
+    i, j, positive = _candidates(events, past.nodes, tensor, answers, options.seed)
+
+    def entries_of(graph: TemporalTensor, freqs: Sequence[int]) -> dict[int, Any]:
+        return {factors.k: entries(factors, i, j) for factors in solve_slices(graph, freqs, solve)}
+
+    decayed = entries_of(tensor.with_step_weights(ages), harmonics)
+    plain: dict[int, Any] = {}
+    kept: list[int] = []
+    tubes = _tubes_of(tensor, i, j)
+    if not only_shares:
+        (zero,) = solve_slices(tensor, [0], solve)
+        kept = choose_freqs(tensor, "auto", common_basis(zero)).freqs
+        say(f"frequencies that stand out of the noise: {len(kept)} of {T // 2 + 1}")
+        plain = entries_of(tensor, sorted({*harmonics, *kept}))
+    for h, (step, linked) in enumerate(zip(answers, positive, strict=True)):
+        if not linked.any():
+            continue
+        scores = {
+            "rhythm-decayed": _at(decayed, harmonics, T, h % T),
+            "decayed": np.asarray(decayed[0].real) / T,
+        }
+        if not only_shares:
+            phase = np.zeros(T)
+            phase[h % P :: P] = 1.0
+            scores = {
+                "rhythm": _at(plain, harmonics, T, h % T),
+                **scores,
+                "auto": _at(plain, kept, T, h % T),
+                "sum": np.asarray(plain[0].real),
+                "last-step": _column(tubes, T - 1),
+                "last-period": _column(tubes, T - P + h % P),
+                "count": tubes @ np.ones(T),
+                "count-decayed": tubes @ ages,
+                "count-phase": tubes @ phase,
+            }
+        yield step, linked, scores
 
 
 def _cut(events: Events, config: FutureConfig, say: Say) -> tuple[Events, Any, list[int]]:

@@ -118,6 +118,11 @@ class Block:
         left = self.source[i] * self.weights.astype(np.float32)
         return np.asarray(np.einsum("pr,pr->p", left, self.targets[j]), dtype=np.float64)
 
+    def leading(self, count: int) -> Block:
+        """Return the first columns only."""
+        target = None if self.target is None else self.target[:, :count]
+        return Block(self.source[:, :count], target, self.weights[:count])
+
     def spread(self, nodes: Rows, n_nodes: int) -> Block:
         """Return the vectors of a larger graph in which these nodes are rows `nodes`; others are zero."""
         out = [None if old is None else np.zeros((n_nodes, old.shape[1]), np.float32) for old in self._roles]
