@@ -128,6 +128,7 @@ def test_rescal_on_processes(toffee: Toffee, edges: Path, tmp_path: Path) -> Non
         (["--grid", "rank"], 2, "NAME=VALUE"),
         (["--grid", "rank=a"], 2, "grid of rank"),
         (["--grid", "entry=most"], 2, "binary, count, sum"),
+        (["--grid", "entry=sum"], 2, "Add --entry sum"),
         (["--reduce", "decay:0"], 2, "reduce"),
         (["--rank", "0"], 2, "--rank"),
         (["--protocol", "none"], 2, "needs --future or --labels"),

@@ -80,6 +80,17 @@ def test_bipartite_negatives_stay_between_the_spaces() -> None:
     assert (examples.target >= 15).all()
 
 
+def test_splits_of_two_spaces_that_share_ids(tmp_path: Path) -> None:
+    events = make_events(0, directed=True, n_sources=15)
+    ids = pl.Series([str(k) for k in [*range(15), *range(25)]])
+    events = replace(events, ids=ids, source=events.source % 15, target=15 + events.target % 25)
+    split = Split.test(len(events))
+    drawn = Splits(events, split, tmp_path).examples("link-paper", 0)
+    again = Splits(events, split, tmp_path).examples("link-paper", 0)
+    for name, value in asdict(drawn).items():
+        assert np.array_equal(value, getattr(again, name))
+
+
 @pytest.mark.parametrize("model", ["toffee", "toffee-", "tsvd", "rescal"])
 def test_nothing_of_the_test_part_reaches_the_embedding(model: str) -> None:
     events = make_events(1)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -56,26 +58,25 @@ def mark(features: Features, examples: Examples, classifier: Classifier = "logis
     known = examples.train > 0
     weights = examples.train[known]
     labels = examples.linked[known]
-    model: Any
+    columns: NDArray[Any]
+    train: Callable[..., Any]
     if classifier == "logistic":
-        columns = standardise(features, examples.train)
-        model = None
+        columns, train = standardise(features, examples.train), _fit_logistic
     else:
-        from sklearn.ensemble import ExtraTreesClassifier
-
-        columns = np.hstack([features.operators, features.scores])
-        model = ExtraTreesClassifier(N_TREES, random_state=seed)
+        columns, train = np.hstack([features.operators, features.scores]), partial(_fit_trees, seed=seed)
     asked = examples.test > 0
     if len(np.unique(labels)) < 2 or not columns[known].any():
         # One label, or columns that say nothing: the share of links is all there is to know.
         chance = np.full(int(asked.sum()), np.average(labels, weights=weights))
     else:
-        if model is None:
-            model = _fit_logistic(columns[known], labels, weights)
-        else:
-            model.fit(columns[known], labels, sample_weight=weights)
-        chance = model.predict_proba(columns[asked])[:, 1]
+        chance = train(columns[known], labels, weights).predict_proba(columns[asked])[:, 1]
     return marks_of(chance, examples)
+
+
+def _fit_trees(columns: NDArray[Any], labels: Any, weights: Any, seed: int) -> Any:
+    from sklearn.ensemble import ExtraTreesClassifier
+
+    return ExtraTreesClassifier(N_TREES, random_state=seed).fit(columns, labels, sample_weight=weights)
 
 
 def _fit_logistic(columns: NDArray[np.float32], labels: Any, weights: Any) -> Any:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from toffee_dist.evaluation.events import Events, Past
 from toffee_dist.evaluation.features import OPERATORS, Features, check_features, pair_features
 from toffee_dist.evaluation.protocols import Examples, Protocol, Split, Splits, check_protocol
 from toffee_dist.models import ModelEmbedding, ModelOptions, find_model, fit
+from toffee_dist.tensor import Entry, PairWeight
 
 # What --grid may search, and how a word of it is read.
 GRID = {"rank": int, "reg": float, "entry": str, "pair_weight": str, "reduce": str}
@@ -62,7 +63,11 @@ class EvaluateConfig:
         if self.seeds < 1 or self.first_seed < 0:
             got = f"{self.seeds} from {self.first_seed}"
             raise ConfigError("seeds", got=got, allowed="at least 1, from 0 or more")
-        for name in self.grid:
+        for name, values in self.grid.items():
+            for entry in values if name in ("entry", "pair_weight") else ():
+                allowed = get_args(Entry) if name == "entry" else get_args(PairWeight)
+                if entry not in allowed:
+                    raise ConfigError(f"grid of {name}", got=repr(entry), allowed=", ".join(allowed))
             if name not in GRID:
                 raise ConfigError("grid", got=name, allowed=", ".join(GRID))
 
@@ -184,6 +189,13 @@ def evaluate(
         With a grid, those of the validation part too, marked by ``part``.
     """
     base = Settings(config.options, events.entry, events.pair_weight)
+    if "sum" in config.grid.get("entry", ()) and events.entry != "sum":
+        raise ConfigError(
+            "grid of entry",
+            got="sum, of weights that were not read",
+            allowed="sum where the edges are read with it",
+            remedy="Add --entry sum.",
+        )
     chosen = dict.fromkeys(config.models, base)
     cells: list[Cell] = []
     if config.grid:
@@ -198,9 +210,7 @@ def evaluate(
         )
         for model in config.models:
             marks = {
-                str(point): max(
-                    _means(cell for cell in cells if (cell.model, cell.settings) == (model, str(point)))
-                )
+                str(point): _merit([c for c in cells if (c.model, c.settings) == (model, str(point))])
                 for point in candidates
             }
             chosen[model] = max(candidates, key=lambda point: marks[str(point)])
@@ -209,12 +219,15 @@ def evaluate(
     return cells + _run_part("test", events, Split.test(len(events)), config, wanted, splits, run, work)
 
 
-def _means(cells: Iterable[Cell]) -> list[float]:
-    """Return the mean Micro-F1 of every protocol and features: what a choice is made by."""
+def _merit(cells: Sequence[Cell]) -> float:
+    """Return what a choice is made by: the mean Micro-F1 of the best features, over the protocols."""
     marks: dict[tuple[str, str], list[float]] = {}
     for cell in cells:
         marks.setdefault((cell.protocol, cell.features), []).append(cell.micro_f1)
-    return [float(np.mean(values)) for values in marks.values()]
+    best: dict[str, float] = {}
+    for (protocol, _), values in marks.items():
+        best[protocol] = max(best.get(protocol, 0.0), float(np.mean(values)))
+    return float(np.mean(list(best.values())))
 
 
 def _run_part(

@@ -157,7 +157,7 @@ class Splits:
         if key not in self._drawn:
             path = None if self.folder is None else self.folder / f"{protocol}-{seed:04d}.parquet"
             if path is not None and path.exists():
-                self._drawn[key] = _read_examples(path, self.events.ids)
+                self._drawn[key] = _read_examples(path, self.events)
             else:
                 self._drawn[key] = draw_examples(self.events, self.split, protocol, seed)
                 if path is not None:
@@ -202,14 +202,17 @@ def _write_examples(examples: Examples, path: Path, ids: pl.Series) -> None:
     temporary.replace(path)
 
 
-def _read_examples(path: Path, ids: pl.Series) -> Examples:
+def _read_examples(path: Path, events: Events) -> Examples:
     try:
         table = pl.read_parquet(path)
-        numbers = pl.DataFrame({"id": ids, "row": pl.Series(range(len(ids)), dtype=pl.Int64)})
+        numbers = pl.DataFrame({"id": events.ids, "row": pl.Series(range(events.n_nodes), dtype=pl.Int64)})
+        # Two spaces of nodes may use the same ids.
+        middle = events.n_sources
+        spaces = {"source": numbers[:middle], "target": numbers if middle is None else numbers[middle:]}
         rows = [
-            table.select(pl.col(role).alias("id")).join(numbers, on="id", how="left", maintain_order="left")[
-                "row"
-            ]
+            table.select(pl.col(role).alias("id")).join(
+                spaces[role], on="id", how="left", maintain_order="left"
+            )["row"]
             for role in ("source", "target")
         ]
         if any(column.null_count() for column in rows):
