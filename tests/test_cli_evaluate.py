@@ -136,7 +136,6 @@ def test_rescal_on_processes(toffee: Toffee, edges: Path, tmp_path: Path) -> Non
         (["--future", "55"], 3, "two periods"),
         (["--labels", "nowhere.csv"], 3, "cannot read labels"),
         (["--source", "nothing"], 2, "--source: got nothing"),
-        (["--until", "1"], 3, "too few pairs"),
     ],
 )
 def test_errors(
@@ -146,6 +145,14 @@ def test_errors(
     found, _, said = toffee(str(edges), *base, *arguments)
     assert (found, message in said) == (code, True), said
     assert [path.name for path in tmp_path.iterdir()] == ["edges.parquet"]
+
+
+def test_too_few_links(toffee: Toffee, tmp_path: Path) -> None:
+    (tmp_path / "few.csv").write_text("1,2,1\n2,3,2\n3,4,3\n4,1,4\n")
+    code, _, said = toffee(str(tmp_path / "few.csv"), "--out", str(tmp_path / "out"), "--step", "1")
+    assert code == 3
+    assert "too few pairs for link-paper" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["few.csv"]
 
 
 def test_an_output_that_exists_is_not_touched(toffee: Toffee, edges: Path, tmp_path: Path) -> None:
