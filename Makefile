@@ -43,7 +43,8 @@ benchmarks: setup
 	$(BIN)/python benchmarks/ingest.py
 	$(BIN)/python benchmarks/defaults.py
 	$(BIN)/python benchmarks/rescal.py
-	$(BIN)/python benchmarks/evaluate.py --best --cache
+	$(BIN)/python benchmarks/evaluate.py --best --cache --rescal
+	$(BIN)/python benchmarks/future.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -88,6 +88,12 @@ def test_evaluate_benchmark(shared_data: Path, tmp_path: Path) -> None:
     assert page.exists()
 
 
+@pytest.mark.slow
+def test_future_benchmark() -> None:
+    marks = last_line(run("benchmarks/future.py", "--graphs", "planted"))["planted"]
+    assert marks["chosen"] > marks["decayed"] > marks["count"]
+
+
 def test_makefile_reads_the_worker_environment() -> None:
     settings = (ROOT / "deploy" / "worker.env").read_text().split()
     assert {"OPENBLAS_NUM_THREADS=1", "OMP_NUM_THREADS=1"} <= set(settings)
