@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 include deploy/worker.env
 export
 
-.PHONY: setup demo test lint types check benchmarks clean
+.PHONY: setup demo test lint types check benchmarks paper clean
 
 setup: $(VENV)/.installed
 
@@ -32,12 +32,19 @@ check: lint types
 test: check
 	$(BIN)/python -m pytest
 
+# The paper's Table 2 on ../shared/data, side by side with the paper's numbers.
+paper: setup
+	$(BIN)/python benchmarks/evaluate.py
+
 benchmarks: setup
 	$(BIN)/python benchmarks/solver.py
 	$(BIN)/python benchmarks/quality.py
 	$(BIN)/python benchmarks/rhythm.py
 	$(BIN)/python benchmarks/ingest.py
 	$(BIN)/python benchmarks/defaults.py
+	$(BIN)/python benchmarks/rescal.py
+	$(BIN)/python benchmarks/evaluate.py --best --cache --rescal
+	$(BIN)/python benchmarks/future.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

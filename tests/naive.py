@@ -121,3 +121,43 @@ def bound(X: Array, rank: int, reg_a: float, reg_r: float) -> float:
         x = shrink(float(s), c)
         total += (s - x) ** 2 / 2 + c * np.cbrt(x) ** 2
     return float(total + (sigma[rank:] ** 2).sum() / 2)
+
+
+def rescal_objective(X: Array, A: Array, R: Array, reg_a: float, reg_r: float) -> float:
+    """½ Σ_t ‖X_t − A R_t Aᵀ‖² + λ_A/2 ‖A‖² + λ_R/2 Σ_t ‖R_t‖², X of shape (n, n, T)."""
+    misfit = sum(np.linalg.norm(X[:, :, t] - A @ R[t] @ A.T) ** 2 for t in range(X.shape[2]))
+    return float(misfit + reg_a * np.linalg.norm(A) ** 2 + reg_r * np.linalg.norm(R) ** 2) / 2
+
+
+def rescal(
+    X: Array, A: Array, reg_a: float, reg_r: float, iterations: int
+) -> tuple[Array, Array, list[float]]:
+    """Return A, the R_t and the objective of every iteration; steps that rise are halved."""
+    T = X.shape[2]
+    R = np.stack([best_core(X[:, :, t], A, reg_r) for t in range(T)])
+    history = [rescal_objective(X, A, R, reg_a, reg_r)]
+    for _ in range(iterations):
+        # Least squares for B in X_t ≈ B R_t Aᵀ and X_tᵀ ≈ B R_tᵀ Aᵀ, all t together.
+        right = np.hstack([Q @ A.T for t in range(T) for Q in (R[t], R[t].T)])
+        left = np.hstack([Q for t in range(T) for Q in (X[:, :, t], X[:, :, t].T)])
+        rank = A.shape[1]
+        right = np.hstack([right, np.sqrt(reg_a) * np.eye(rank)])
+        left = np.hstack([left, np.zeros((len(A), rank))])
+        plain = np.linalg.lstsq(right.T, left.T)[0].T
+        for share in (0.0, 0.5, 0.75, 0.875, 0.9375):
+            B = (1 - share) * plain + share * A
+            S = np.stack([best_core(X[:, :, t], B, reg_r) for t in range(T)])
+            value = rescal_objective(X, B, S, reg_a, reg_r)
+            if value < history[-1]:
+                A, R = B, S
+                history.append(value)
+                break
+        else:
+            break
+    return A, R, history
+
+
+def zero_slice_svd(X: Array, rank: int) -> tuple[Array, Array, Array]:
+    """Truncated SVD of Σ_t X(:,:,t), by numpy."""
+    U, S, Vt = np.linalg.svd(X.sum(axis=2))
+    return U[:, :rank], S[:rank], Vt[:rank].T

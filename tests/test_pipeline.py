@@ -17,8 +17,9 @@ import pytest
 
 from tests import clusters
 from tests.clusters import digests, job, write_edges
-from toffee_dist import Toffee, load_run, plan
+from toffee_dist import Toffee, load_run, models, plan
 from toffee_dist.errors import ConfigError, InputError, TooLargeError, UnfinishedError
+from toffee_dist.models import ModelOptions
 from toffee_dist.pipeline import resume_run, start_run
 from toffee_dist.staging import open_tensor
 from toffee_dist.store import find_unfinished, list_runs
@@ -89,6 +90,30 @@ def test_agrees_with_the_library(edges: Path, tmp_path: Path, options: dict[str,
     report = model.fit_report_
     assert sorted(fit["k"].to_list()) == sorted(report["k"].to_list())
     assert fit["objective"].sum() == pytest.approx(report["objective"].sum())
+
+
+@pytest.mark.parametrize("undirected", [True, False])
+@pytest.mark.parametrize("model", ["toffee-", "tsvd", "rescal"])
+def test_other_models(edges: Path, tmp_path: Path, model: str, undirected: bool) -> None:
+    config = job(
+        edges,
+        tmp_path,
+        model=model,
+        outputs=("embedding",),
+        undirected=undirected,
+        keep_work=True,
+        max_iter=5,
+    )
+    outcome = start_run(config)
+    run = load_run(tmp_path)
+    options = ModelOptions(rank=8, max_iter=5)
+    found = models.fit(model, open_tensor(outcome.run.ingest / "tensor"), options)
+    np.testing.assert_allclose(run.embedding.numpy(), found.source, rtol=1e-5, atol=1e-6)
+    if not undirected:
+        np.testing.assert_allclose(run.embedding_target.numpy(), found.target, rtol=1e-5, atol=1e-6)
+    if model != "toffee-":
+        with pytest.raises(ConfigError, match=f"outputs of model {model}"):
+            job(edges, tmp_path, model=model, outputs=("trajectory",))
 
 
 @pytest.mark.usefixtures("small_tasks")

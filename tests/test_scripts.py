@@ -67,6 +67,33 @@ def test_defaults_benchmark(shared_data: Path) -> None:
     assert result["binary unit 0.01"] > result["count raw 0.01"]
 
 
+@pytest.mark.slow
+@pytest.mark.data
+def test_rescal_benchmark(shared_data: Path) -> None:
+    result = last_line(run("benchmarks/rescal.py", "--iterations", "1", "--repeats", "1"))
+    assert result["speedup"] > 3
+    assert result["objective_difference"] < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_evaluate_benchmark(shared_data: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    command = ["--seeds", "3", "--graphs", "workplace", "--page", str(page)]
+    output = run("benchmarks/evaluate.py", *command)
+    assert "protocol link-paper" in output
+    assert "the paper says" in output
+    scores = last_line(output)["workplace"]
+    assert all(scores["toffee"] >= score - 0.003 for score in scores.values())
+    assert page.exists()
+
+
+@pytest.mark.slow
+def test_future_benchmark() -> None:
+    marks = last_line(run("benchmarks/future.py", "--graphs", "planted"))["planted"]
+    assert marks["chosen"] > marks["decayed"] > marks["count"]
+
+
 def test_makefile_reads_the_worker_environment() -> None:
     settings = (ROOT / "deploy" / "worker.env").read_text().split()
     assert {"OPENBLAS_NUM_THREADS=1", "OMP_NUM_THREADS=1"} <= set(settings)

@@ -83,7 +83,8 @@ def read_edges(
         )
         tensor = result.tensor()
         # The maps would outlive their files.
-        tensor = replace(tensor, **{name: np.array(getattr(tensor, name)) for name in ARRAYS})
+        arrays: dict[str, Any] = {name: np.array(getattr(tensor, name)) for name in ARRAYS}
+        tensor = replace(tensor, **arrays)
         ids = registry.read_rows(registry.registry_files(result.folder / "nodes"), 0, tensor.n_nodes)["id"]
         return tensor, ids.to_list()
 

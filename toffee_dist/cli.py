@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from toffee_dist.cli_evaluate import evaluate_command
 from toffee_dist.config import EdgeSettings, JobConfig, ModelSettings, RuntimeSettings
 from toffee_dist.errors import ToffeeError
 from toffee_dist.options import config_options
@@ -186,6 +187,9 @@ def demo_command(out: str) -> None:
     from toffee_dist.demo import run_demo
 
     run_demo(Path(out), click.echo, choose_progress())
+
+
+cli.add_command(evaluate_command)
 
 
 def main(arguments: list[str] | None = None) -> None:

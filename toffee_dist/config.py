@@ -11,6 +11,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -28,8 +29,20 @@ from toffee_dist.timegrid import TimeUnit
 Output = Literal["embedding", "trajectory", "factors", "spectrum"]
 
 
+def _several(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
 def _split(value: object) -> object:
-    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+    """Read ``a,b`` and ``["a,b", "c"]`` as three words."""
+    words = _several(value)
+    if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
+        return value
+    return tuple(part.strip() for word in words for part in word.split(","))
+
+
+Several = BeforeValidator(_several)
+Split = BeforeValidator(_split)
 
 
 class Settings(BaseModel):
@@ -64,7 +77,7 @@ class Settings(BaseModel):
 class EdgeSettings(Settings):
     """What is read, and what it means."""
 
-    inputs: Annotated[tuple[str, ...], BeforeValidator(_split)] = Field(
+    inputs: Annotated[tuple[str, ...], Several] = Field(
         (), description="Files, folders, globs or fsspec URLs."
     )
     source: str | None = Field(None, description="Source column, by name or by position from 1.")
@@ -112,8 +125,12 @@ class EdgeSettings(Settings):
 class ModelSettings(Settings):
     """What is computed."""
 
-    outputs: Annotated[tuple[Output, ...], BeforeValidator(_split)] = Field(
+    outputs: Annotated[tuple[Output, ...], Split] = Field(
         ("embedding",), description="Any of embedding,trajectory,factors,spectrum."
+    )
+    model: Literal["toffee", "toffee-", "tsvd", "rescal"] = Field(
+        "toffee",
+        description="toffee; toffee- (the same with λ = 0); tsvd and rescal, which give an embedding only.",
     )
     rank: int = Field(128, description="Length of a vector.")
     reduce: str = Field(
@@ -141,11 +158,19 @@ class ModelSettings(Settings):
         step_weights(self.reduce, 1)
         if not self.outputs:
             raise ConfigError("outputs", got="none", allowed="embedding, trajectory, factors, spectrum")
+        if self.model in ("tsvd", "rescal") and set(self.outputs) - {"embedding", "spectrum"}:
+            raise ConfigError(
+                f"outputs of model {self.model}",
+                got=", ".join(self.outputs),
+                allowed="embedding, spectrum",
+                remedy="Over time, use --model toffee.",
+            )
 
     def solve_options(self) -> SolveOptions:
         """Return what the solvers take."""
         names = ("rank", "reg_a", "reg_r", "solver", "tol", "max_iter", "precision", "bound", "seed")
-        return SolveOptions(**{name: getattr(self, name) for name in names})
+        options = SolveOptions(**{name: getattr(self, name) for name in names})
+        return replace(options, reg_a=0.0, reg_r=0.0) if self.model == "toffee-" else options
 
 
 class RuntimeSettings(Settings):

@@ -113,16 +113,17 @@ def pair_scores(
     Summed: M_0(i,j). At step t: (1/T) Σ_k m_k Re(M_k(i,j)·exp(2πi·k·t/T)).
     """
     freqs: Sequence[int] = [0] if step is None else list(slices)
-    hat = np.stack([_entries(slices[k], source, target) for k in freqs])
+    hat = np.stack([entries(slices[k], source, target) for k in freqs])
     if step is None:
         return np.asarray(hat[0].real, dtype=np.float64)
     return np.asarray(inverse_transform(hat, freqs, n_steps, [step])[0], dtype=np.float64)
 
 
-def _entries(
+def entries(
     factors: SliceFactors, source: NDArray[np.integer[Any]], target: NDArray[np.integer[Any]]
 ) -> NDArray[Any]:
-    # M(i,j) = A(i,:) R A(j,:)ᴴ, in blocks of pairs.
+    """Return the entries of the fit M = A R Aᴴ at pairs, in blocks of pairs."""
+    # M(i,j) = A(i,:) R A(j,:)ᴴ
     out = np.empty(len(source), dtype=np.result_type(factors.R.dtype, factors.A.dtype))
     size = max(1, BLOCK_BYTES // (32 * factors.A.shape[1]))
     for start in range(0, len(source), size):

@@ -46,8 +46,11 @@ def _option(name: str, field: Any) -> Callable[[F], F]:
         settings["type"] = click.Choice(typing.get_args(kind))
     elif kind in (int, float):
         settings["type"] = kind
+    elif typing.get_origin(kind) is tuple:
+        # Several times, or several words with commas between them.
+        settings |= {"metavar": "LIST", "multiple": True, "callback": lambda _, __, words: words or None}
     else:
-        settings["metavar"] = "LIST" if typing.get_origin(kind) is tuple else "TEXT"
+        settings["metavar"] = "TEXT"
     if field.default not in (None, False, ""):
         default = field.default if not isinstance(field.default, tuple) else ",".join(field.default)
         settings["help"] += f"  [default: {default}]"

@@ -20,16 +20,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from toffee_dist import runtime, staging, tasks
 from toffee_dist.config import JobConfig
 from toffee_dist.edges import ingest
 from toffee_dist.errors import ConfigError, InputError, TooLargeError
 from toffee_dist.plan import Plan, Shape, batch_freqs, iter_parts, make_plan, part_rows, wanted_parts
 from toffee_dist.progress import Progress
-from toffee_dist.slices import REDUCED, is_finished, slice_name
+from toffee_dist.slices import MODEL, REDUCED, array_path, is_finished, slice_name
 from toffee_dist.sources import find_files, fingerprint
 from toffee_dist.spectrum import count_freqs
-from toffee_dist.store import RunFolder, new_run, read_json
+from toffee_dist.store import RunFolder, new_run, read_json, save_array, write_json
 from toffee_dist.summary import MANIFEST as INGEST_MANIFEST
 from toffee_dist.timegrid import TimeGrid
 
@@ -225,7 +227,9 @@ class _Job:
         outputs = self.config.outputs
         names: list[str] = []
         chosen: tuple[int, ...] = ()
-        if set(outputs) != {"spectrum"}:
+        if self.config.model in ("tsvd", "rescal"):
+            self.fit_model()
+        elif set(outputs) != {"spectrum"}:
             names = self.solve_zero()
         if "trajectory" in outputs:
             chosen = self.choose()
@@ -250,6 +254,26 @@ class _Job:
         names = [item.name(0) for item in items]
         self.map("basis", tasks.write_basis, [tasks.BasisTask(self.slices, name) for name in names])
         return names
+
+    def fit_model(self) -> None:
+        """Fit another model, and leave its vectors where those of a zero slice would be."""
+        from toffee_dist.models import ModelOptions, fit
+
+        folder = Path(self.slices)
+        if "embedding" not in self.config.outputs or (folder / f"{MODEL}.json").exists():
+            return
+        names = ("rank", "reg_a", "reg_r", "reduce", "gauge", "tol", "max_iter", "precision", "seed")
+        options = ModelOptions(**{name: getattr(self.config, name) for name in names})
+        began = time.monotonic()
+        with self.progress.stage(self.config.model) as done:
+            run = runtime.runner(self.client, wait=self.config.wait, done=done)
+            # The sweeps of RESCAL are tasks; what they exchange goes through storage.
+            found = fit(self.config.model, staging.open_tensor(self.tensor), options, run, self.run.work)
+        target = found.source if found.target is None else found.target
+        for key, array in (("U", found.source), ("V", target), ("S", np.ones(found.source.shape[1]))):
+            save_array(array_path(folder, key, MODEL), array)
+        write_json(folder / f"{MODEL}.json", {})
+        self.outcome.seconds[self.config.model] = time.monotonic() - began
 
     def choose(self) -> tuple[int, ...]:
         """Choose the frequencies of the trajectory; the plan then knows how many there are."""
@@ -288,6 +312,10 @@ class _Job:
     def reduce(self, chosen: tuple[int, ...]) -> list[tasks.CheckTask]:
         """Write the Parquet parts of every output; return how each can be checked."""
         zero = REDUCED if self.config.reduce != "sum" else slice_name(0)
+        gauge: str = self.config.gauge
+        if self.config.model in ("tsvd", "rescal"):
+            # What the model says its vectors are is what is published.
+            zero, gauge = MODEL, "canonical"
         checks = []
         for output in wanted_parts(self.config, self.shape.directed):
             freqs: tuple[int, ...] = ()
@@ -297,7 +325,7 @@ class _Job:
                 freqs = tuple(range(count_freqs(self.shape.n_steps)))
             rows = part_rows(self.shape, self.config, output, len(freqs))
             items = [
-                tasks.PartTask(str(self.run.path), output, *part, freqs, zero, self.config.gauge)
+                tasks.PartTask(str(self.run.path), output, *part, freqs, zero, gauge)
                 for part in iter_parts(self.shape.n_nodes, rows)
             ]
             self.map(output, tasks.write_part, items)

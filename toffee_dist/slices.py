@@ -3,8 +3,8 @@
     A-<name>.npy (n×r)   R-<name>.npy (r×r)   <name>.json
     C-<name>.npy (r×r, R Aᴴ V)   and of a zero slice its singular vectors U, S, V
 
-A name is the frequency, or ``reduced`` for the zero slice of the tensor weighted in time. Readers take
-ranges of rows with one seek.
+A name is the frequency, ``reduced`` for the zero slice of the tensor weighted in time, or ``model`` for the
+vectors of another model. Readers take ranges of rows with one seek.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from toffee_dist.solvers.base import SliceFactors, SliceReport
 from toffee_dist.store import replacing, save_array
 
 REDUCED = "reduced"
+MODEL = "model"
 
 
 def slice_name(k: int) -> str:

@@ -34,7 +34,7 @@ def solve_closed_form(X: Operator, options: SolveOptions, rng: np.random.Generat
             allowed="k = 0 or Nyquist of an undirected graph",
             remedy='Use solver="auto".',
         )
-    s, U = _leading_eigenpairs(X, options.rank, rng)
+    s, U = leading_eigenpairs(X, options.rank, rng)
     x = shrink(np.abs(s), options)
     # d_i = (2 λ_R x_i² / λ_A)^{1/6};   A = U diag(d),   R = diag(sign(s_i)·x_i / d_i²)
     ratio = options.reg_r / options.reg_a if options.reg_a > 0 else 1.0
@@ -97,7 +97,8 @@ def _use_dense(X: Operator, rank: int, share: float) -> bool:
     return X.n <= DENSE_SIZE or rank > share * X.n
 
 
-def _leading_eigenpairs(X: Operator, rank: int, rng: np.random.Generator) -> tuple[Floats, Tall]:
+def leading_eigenpairs(X: Operator, rank: int, rng: np.random.Generator) -> tuple[Floats, Tall]:
+    """Return the eigenvalues of largest magnitude of a Hermitian X, and their vectors, largest first."""
     if _use_dense(X, rank, DENSE_EIGEN_SHARE):
         s, U = np.linalg.eigh(X.dense())
     else:

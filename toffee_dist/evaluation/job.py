@@ -1,0 +1,244 @@
+"""One evaluation as a job: options or a TOML file in, a folder of results out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import polars as pl
+from pydantic import Field
+
+from toffee_dist.config import EdgeSettings, Several, Split
+from toffee_dist.edges import IngestConfig, Run, Say, run_here
+from toffee_dist.errors import ConfigError
+from toffee_dist.evaluation.classify import Classifier
+from toffee_dist.evaluation.compare import GRID, Cell, EvaluateConfig, evaluate
+from toffee_dist.evaluation.events import read_events
+from toffee_dist.evaluation.report import to_frame, write_report
+from toffee_dist.evaluation.steps import FutureConfig, StepCell, future_links, label_steps, read_labels
+from toffee_dist.models import MODELS, ModelOptions
+from toffee_dist.models.base import Gauge
+
+
+@dataclass(frozen=True)
+class EvaluateJob:
+    """One evaluation: what to read, what to compare, where the result goes.
+
+    Parameters
+    ----------
+    edges
+        As for `ingest`.
+    config
+        Protocols, models, features, seeds, settings, grid.
+    out
+        A folder that does not exist yet.
+    splits
+        Where examples are kept for another evaluation; by default inside `out`.
+    future
+        Which coming steps are asked about; None asks none.
+    labels
+        A file of labels; None compares none.
+    workers
+        Processes for models with many tasks; None runs all in this process.
+    """
+
+    edges: IngestConfig
+    out: Path
+    config: EvaluateConfig = field(default_factory=EvaluateConfig)
+    splits: Path | None = None
+    future: FutureConfig | None = None
+    labels: Path | None = None
+    workers: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluated:
+    """What was evaluated, and every cell."""
+
+    about: dict[str, Any]
+    cells: pl.DataFrame
+    steps: pl.DataFrame
+
+
+def run_job(job: EvaluateJob, say: Say = lambda line: None) -> Evaluated:
+    """Evaluate, write everything, and return the tables.
+
+    On failure nothing is left but splits that are complete.
+    """
+    out = job.out.absolute()
+    if out.exists():
+        raise ConfigError(
+            "output folder",
+            got=f"{out}, which exists",
+            allowed="a folder that does not exist yet",
+            remedy="Choose another or remove it.",
+        )
+    events = read_events(job.edges, say=say)
+    labels = None if job.labels is None else read_labels(job.labels, events)
+    stage = out.parent / f".{out.name}.{uuid.uuid4().hex[:12]}"
+    try:
+        stage.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(
+            "output folder", got=f"{out}: {error.strerror}", allowed="a place to write"
+        ) from None
+    try:
+        folder = job.splits or stage / "splits"
+        with _workers(job.workers) as (run, work):
+            found = (
+                evaluate(events, job.config, splits=folder, run=run, work=work, say=say)
+                if job.config.protocols
+                else []
+            )
+        marks = []
+        if job.future is not None:
+            marks += future_links(events, job.future, job.config.options, say)
+        if labels is not None:
+            past = events.past()
+            marks += label_steps(past.tensor, labels, job.config.options, past.grid.show, say)
+        cells, steps = to_frame(found, Cell), to_frame(marks, StepCell)
+        about = {
+            "inputs": list(job.edges.inputs),
+            "links": len(events),
+            "nodes": events.n_nodes,
+            "directed": events.directed,
+            "fingerprint": events.fingerprint(),
+            "config": {
+                name: getattr(job.config, name) for name in ("protocols", "models", "features", "seeds")
+            },
+        }
+        write_report(stage, about, cells, steps, Path(job.edges.inputs[0]).name)
+        os.rename(stage, out)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+    return Evaluated(about, cells, steps)
+
+
+@contextmanager
+def _workers(count: int | None) -> Iterator[tuple[Run, Path | None]]:
+    """Give where tasks run, and the folder through which large arrays travel."""
+    if count is None:
+        yield run_here, None
+        return
+    from toffee_dist.runtime import cluster, runner
+
+    with tempfile.TemporaryDirectory(prefix="toffee-") as work, cluster("processes", count) as client:
+        yield runner(client), Path(work)
+
+
+def parse_grid(words: Sequence[str]) -> dict[str, list[Any]]:
+    """Read ``rank=64,128`` and the like.
+
+    Examples
+    --------
+    >>> parse_grid(["rank=64,128", "reg=1e-4,1e-2"])
+    {'rank': [64, 128], 'reg': [0.0001, 0.01]}
+    """
+    grid: dict[str, list[Any]] = {}
+    for word in words:
+        name, _, values = word.partition("=")
+        if name not in GRID or not values:
+            raise ConfigError(
+                "grid", got=repr(word), allowed=f"NAME=VALUE,VALUE with NAME of {', '.join(GRID)}"
+            )
+        try:
+            grid[name] = [GRID[name](value) for value in values.split(",")]
+        except ValueError:
+            raise ConfigError(
+                f"grid of {name}", got=repr(values), allowed=f"{GRID[name].__name__}s"
+            ) from None
+    return grid
+
+
+_DEFAULT = EvaluateConfig()
+Protocol = Literal["link-paper", "link-new", "link-hard", "none"]
+
+
+class EvaluateSettings(EdgeSettings):
+    """Options of `toffee evaluate`, and keys of its TOML file."""
+
+    out: str = Field("", description="Where the result goes; must not exist yet.")
+    protocol: Annotated[tuple[Protocol, ...], Split] = Field(
+        ("link-paper",),
+        description="Which pairs are asked about: link-paper, link-new, link-hard; none: only --future or "
+        "--labels.",
+    )
+    model: Annotated[tuple[str, ...], Split] = Field(
+        _DEFAULT.models, description=f"What is compared: {', '.join(MODELS)}."
+    )
+    features: Annotated[tuple[str, ...], Split] = Field(
+        _DEFAULT.features,
+        description="average, hadamard, weighted-l1, weighted-l2, combined (all four), scores; joined by +.",
+    )
+    classifier: Classifier = Field("logistic", description="What decides, given the features.")
+    seeds: int = Field(_DEFAULT.seeds, ge=1, description="How many draws of examples.")
+    first_seed: int = Field(0, ge=0, description="Of the draws of examples.")
+    rank: int = Field(_DEFAULT.options.rank, ge=1, description="Length of a vector.")
+    reg: float = Field(_DEFAULT.options.reg_a, description="λ of A and R.")
+    reduce: str = Field(
+        "sum",
+        description="What is summed over time: sum, last:N, decay:H (steps, or a share such as decay:5%); "
+        "joined by + for several blocks of vectors side by side.",
+    )
+    gauge: Gauge = Field("canonical", description="canonical, or none: the paper's raw A·R.")
+    oversample: int = Field(
+        1,
+        ge=1,
+        description="Directed graphs: solve this many times the rank, keep the leading columns of each role.",
+    )
+    grid: Annotated[tuple[str, ...], Several] = Field(
+        (),
+        description=f"NAME=V,V: choose among values of {', '.join(GRID)}, on a validation part cut from the "
+        "learning time.",
+    )
+    splits: str | None = Field(None, description="Keep the examples here, or use those that are here.")
+    future: int | None = Field(None, ge=1, description="Predict the links of the last so many steps.")
+    period: int = Field(7, ge=2, description="Steps of --future's rhythm.")
+    labels: str | None = Field(None, description="Parquet or CSV with node, label and perhaps step.")
+    seed: int = Field(0, ge=0, description="Of the models.")
+    workers: int | None = Field(None, ge=1, description="Processes for rescal; default: this one.")
+
+    def job(self) -> EvaluateJob:
+        """Return what `run_job` takes, all of it checked."""
+        protocols = tuple(name for name in self.protocol if name != "none")
+        if not protocols and self.future is None and self.labels is None:
+            raise ConfigError("protocol none", got="nothing else", allowed="it needs --future or --labels")
+        if not self.out:
+            raise ConfigError(
+                "out", got="nothing", allowed="a folder for the result", remedy="Add --out DIR."
+            )
+        options = ModelOptions(
+            rank=self.rank,
+            reg_a=self.reg,
+            reg_r=self.reg,
+            reduce=self.reduce,
+            gauge=self.gauge,
+            oversample=self.oversample,
+            seed=self.seed,
+        )
+        config = EvaluateConfig(
+            protocols,
+            models=self.model,
+            features=self.features,
+            classifier=self.classifier,
+            seeds=self.seeds,
+            first_seed=self.first_seed,
+            options=options,
+            grid=parse_grid(self.grid),
+        )
+        return EvaluateJob(
+            edges=self.ingest_config(),
+            out=Path(self.out),
+            config=config,
+            splits=None if self.splits is None else Path(self.splits),
+            future=None if self.future is None else FutureConfig(self.future, self.period),
+            labels=None if self.labels is None else Path(self.labels),
+            workers=self.workers,
+        )

@@ -1,0 +1,427 @@
+"""Questions about one step: which pairs link on a given coming day, and who belongs together on a given day.
+
+Here the frequencies other than zero must earn their keep: a sum over time knows no day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import scipy.sparse as sp
+import scipy.sparse.linalg as sla
+
+from toffee_dist.edges import Say
+from toffee_dist.embedding import entries, trajectory
+from toffee_dist.errors import ConfigError, InputError
+from toffee_dist.evaluation.events import Events, Int64s, pair_keys
+from toffee_dist.frequencies import choose_freqs
+from toffee_dist.gauge import common_basis
+from toffee_dist.models.base import ModelOptions
+from toffee_dist.solvers import SliceFactors, SolveOptions, solve_slices
+from toffee_dist.spectrum import inverse_transform
+from toffee_dist.tensor import Floats, TemporalTensor
+
+# Up to this many pairs of nodes, all of them are asked about.
+ALL_PAIRS = 4_000_000
+# Half-life of the decayed methods, in periods. Not tuned: the four weeks of an earlier measurement.
+HALF_LIFE = 4.0
+# Shares of the harmonics that ``chosen`` chooses from.
+SHARES = (0.0, 0.1, 0.25, 0.5, 1.0)
+# Steps whose communities are looked for, at the most; spread evenly over time.
+LABEL_STEPS = 70
+
+
+@dataclass(frozen=True)
+class StepCell:
+    """One mark of one method at one step: average precision, or adjusted Rand index."""
+
+    question: str
+    method: str
+    step: int
+    when: str
+    mark: float
+
+
+@dataclass(frozen=True)
+class FutureConfig:
+    """Which steps are asked about.
+
+    Parameters
+    ----------
+    horizon
+        The last steps of the data, which are held out and predicted.
+    period
+        Steps of the rhythm that is expected: 7 for days in a week.
+    half_life
+        Of the decayed methods, in periods.
+    """
+
+    horizon: int = 7
+    period: int = 7
+    half_life: float = HALF_LIFE
+
+    def __post_init__(self) -> None:
+        for name in ("horizon", "period"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, got=getattr(self, name), allowed="at least 1 step")
+        if self.period < 2:
+            raise ConfigError("period", got=self.period, allowed="at least 2 steps")
+        if not 0 < self.half_life < np.inf:
+            raise ConfigError("half_life", got=self.half_life, allowed="a positive number of periods")
+
+
+def future_links(
+    events: Events, config: FutureConfig, options: ModelOptions, say: Say = lambda line: None
+) -> list[StepCell]:
+    """Ask which pairs link at each of the last steps, from what happened before them.
+
+    The window that is learnt from is a whole number of periods, so that the harmonics of the period are
+    frequencies of it, and step T+h has the phase of step h. An entry is 1 where a pair links at a step
+    and pairs keep their raw total, whatever the settings of the embedding: a score then is a rate.
+
+    ========================  ==========================================================================
+    ``rhythm``                the model at the step's phase: the zero frequency and the period's harmonics
+    ``rhythm-decayed``        the same with steps weighted by age before the transform
+    ``chosen``                ``decayed`` with the share of the harmonics that served best one period earlier
+    ``auto``                  the model at step (T+h) mod T with the frequencies that stand out of the noise
+    ``sum``, ``decayed``      the model's zero frequency, plain and weighted by age
+    ``last-step``             the pairs of the last step
+    ``last-period``           the pairs of the step one period before
+    ``count``, ``count-decayed``  how often a pair linked, plain and weighted by age, without a model
+    ``count-phase``           how often it linked at this phase of the period, without a model
+    ========================  ==========================================================================
+    """
+    share = _choose_share(events, config, options)
+    say(f"share of the rhythm that served best one period earlier: {share:g}")
+    grid = events.grid()
+    cells = []
+    for step, linked, scores in _ask(events, config, options, say):
+        low, full = scores["decayed"], scores["rhythm-decayed"]
+        scores["chosen"] = low + share * (full - low)
+        cells += [
+            StepCell("future", method, step, grid.show(step), average_precision(linked, score))
+            for method, score in scores.items()
+        ]
+    return cells
+
+
+def _choose_share(events: Events, config: FutureConfig, options: ModelOptions) -> float:
+    """Choose how much of the rhythm to trust, by predicting the last period before the steps asked about."""
+    steps = events.grid().steps_of(events.time)
+    cut = events.grid().n_steps - config.horizon
+    known = events.head(int((steps < cut).sum()))
+    earlier = replace(config, horizon=config.period)
+    if not len(known) or _whole_periods(known, earlier) < 2:
+        return 0.0
+    marks: dict[float, list[float]] = {share: [] for share in SHARES}
+    for _, linked, scores in _ask(known, earlier, options, lambda line: None, only_shares=True):
+        low, full = scores["decayed"], scores["rhythm-decayed"]
+        for share, found in marks.items():
+            found.append(average_precision(linked, low + share * (full - low)))
+    if not marks[0.0]:
+        return 0.0
+    return max(SHARES, key=lambda share: float(np.mean(marks[share])))
+
+
+def _whole_periods(events: Events, config: FutureConfig) -> int:
+    return (events.grid().n_steps - config.horizon) // config.period
+
+
+def _ask(
+    events: Events, config: FutureConfig, options: ModelOptions, say: Say, *, only_shares: bool = False
+) -> Iterator[tuple[int, Any, dict[str, Floats]]]:
+    """Yield each step that has links: the step, which pairs link, and what every method says of the pairs."""
+    learning, window, answers = _cut(events, config, say)
+    past = learning.past(window)
+    tensor, T, P = past.tensor, past.tensor.n_steps, config.period
+    ages = 0.5 ** (np.arange(T)[::-1] / (config.half_life * P))
+    rank = options.rank * (options.oversample if tensor.directed else 1)
+    solve = replace(options.solve(), rank=min(rank, tensor.n_nodes))
+    harmonics = [m * (T // P) for m in range(P // 2 + 1)]
+    # Pairs of nodes that the past knows, as rows of its tensor; a node not met yet has no score.
+    i, j, positive = _candidates(events, past.nodes, tensor, answers, options.seed)
+
+    def entries_of(graph: TemporalTensor, freqs: Sequence[int]) -> dict[int, Any]:
+        return {factors.k: entries(factors, i, j) for factors in solve_slices(graph, freqs, solve)}
+
+    decayed = entries_of(tensor.with_step_weights(ages), harmonics)
+    plain: dict[int, Any] = {}
+    kept: list[int] = []
+    tubes = _tubes_of(tensor, i, j)
+    if not only_shares:
+        (zero,) = solve_slices(tensor, [0], solve)
+        kept = choose_freqs(tensor, "auto", common_basis(zero)).freqs
+        say(f"frequencies that stand out of the noise: {len(kept)} of {T // 2 + 1}")
+        plain = entries_of(tensor, sorted({*harmonics, *kept}))
+    for h, (step, linked) in enumerate(zip(answers, positive, strict=True)):
+        if not linked.any():
+            continue
+        scores = {
+            "rhythm-decayed": _at(decayed, harmonics, T, h % T),
+            "decayed": np.asarray(decayed[0].real) / T,
+        }
+        if not only_shares:
+            phase = np.zeros(T)
+            phase[h % P :: P] = 1.0
+            scores = {
+                "rhythm": _at(plain, harmonics, T, h % T),
+                **scores,
+                "auto": _at(plain, kept, T, h % T),
+                "sum": np.asarray(plain[0].real),
+                "last-step": _column(tubes, T - 1),
+                "last-period": _column(tubes, T - P + h % P),
+                "count": tubes @ np.ones(T),
+                "count-decayed": tubes @ ages,
+                "count-phase": tubes @ phase,
+            }
+        yield step, linked, scores
+
+
+def _cut(events: Events, config: FutureConfig, say: Say) -> tuple[Events, Any, list[int]]:
+    """Return the rows before the horizon that fill whole periods, their grid, and the steps to predict."""
+    grid = events.grid()
+    if grid.step == "distinct":
+        raise ConfigError("--step with --future", got="distinct", allowed="steps of one length, such as 1d")
+    steps = grid.steps_of(events.time)
+    cut = grid.n_steps - config.horizon
+    T = cut - cut % config.period
+    if T < 2 * config.period:
+        raise InputError(
+            "too short a past to learn a rhythm from",
+            got=f"{max(cut, 0)} steps before the last {config.horizon}",
+            allowed=f"at least two periods of {config.period} steps",
+            remedy="Use shorter steps, a shorter --period or a smaller --future.",
+        )
+    first = cut - T
+    if first:
+        say(f"the first {first} steps are left out: learnt from {T // config.period} whole periods")
+    start = grid.start(first)
+    window = (steps >= first) & (steps < cut)
+    if not window.any():
+        raise InputError("no links to learn from", got=f"{T} empty steps", allowed="at least one link")
+    shifted = {"width": grid.width, "origin": start} if grid.width else {"edges": grid.edges[first : cut + 1]}
+    inside = replace(grid, n_steps=T, since=start, until=grid.start(cut), **shifted)
+    learning = replace(
+        events,
+        source=events.source[window],
+        target=events.target[window],
+        time=events.time[window],
+        weight=None,
+        entry="binary",
+        pair_weight="raw",
+    )
+    return learning, inside, list(range(cut, grid.n_steps))
+
+
+def _candidates(
+    events: Events, nodes: Int64s, tensor: TemporalTensor, answers: Sequence[int], seed: int
+) -> tuple[Int64s, Int64s, list[Any]]:
+    """Return pairs of known nodes, and which of them link at each step.
+
+    All pairs where that is feasible; otherwise all that were seen, all answers, and as many others.
+    """
+    n = len(nodes)
+    rows = np.full(events.n_nodes, -1)
+    rows[nodes] = np.arange(n)
+    steps = events.grid().steps_of(events.time)
+    late = steps >= answers[0]
+    source, target, step = rows[events.source[late]], rows[events.target[late]], steps[late]
+    known = (source >= 0) & (target >= 0) & (source != target)
+    asked = pair_keys(source[known], target[known], n, events.directed)
+    step = step[known]
+    if n * n <= ALL_PAIRS:
+        i, j = np.divmod(np.arange(n * n), n)
+        keys = np.flatnonzero(i != j if events.directed else i < j)
+    else:
+        rng = np.random.default_rng(seed)
+        seen = pair_keys(tensor.sources.astype(np.int64), tensor.indices.astype(np.int64), n, events.directed)
+        a, b = rng.integers(0, n, (2, len(seen)))
+        drawn = pair_keys(a, b, n, events.directed)
+        keys = np.unique(np.concatenate([seen, asked, drawn]))
+        keys = keys[keys // n != keys % n]
+    return keys // n, keys % n, [np.isin(keys, asked[step == s]) for s in answers]
+
+
+def _tubes_of(tensor: TemporalTensor, i: Int64s, j: Int64s) -> sp.csr_matrix[Any]:
+    """Return the tubes X(i, j, :) of pairs, as a sparse matrix pairs×steps; empty for pairs never seen."""
+    n = tensor.n_nodes
+    stored = tensor.sources.astype(np.int64) * n + tensor.indices
+    wanted = i * n + j
+    at = np.minimum(np.searchsorted(stored, wanted), max(len(stored) - 1, 0))
+    found = np.flatnonzero(stored[at] == wanted)
+    chosen = sp.csr_matrix((np.ones(len(found)), (found, at[found])), shape=(len(wanted), len(stored)))
+    return sp.csr_matrix(chosen @ tensor.tubes)
+
+
+def _column(tubes: sp.csr_matrix[Any], step: int) -> Floats:
+    return np.asarray(tubes[:, [step]].toarray()[:, 0], dtype=np.float64)
+
+
+def _at(hats: dict[int, Any], freqs: Sequence[int], n_steps: int, step: int) -> Floats:
+    stacked = np.stack([hats[k] for k in freqs])
+    return np.asarray(inverse_transform(stacked, list(freqs), n_steps, [step])[0], dtype=np.float64)
+
+
+def average_precision(linked: Any, score: Floats) -> float:
+    """Return the average precision of scores; pairs of equal score count as drawn at random."""
+    from sklearn.metrics import average_precision_score
+
+    return float(average_precision_score(linked, score))
+
+
+def label_steps(
+    tensor: TemporalTensor,
+    labels: Int64s,
+    options: ModelOptions,
+    show: Callable[[int], str] = str,
+    say: Say = lambda line: None,
+) -> list[StepCell]:
+    """Find communities at each step by k-means on its vectors, and compare with labels.
+
+    Parameters
+    ----------
+    tensor
+        The graph.
+    labels : (n_steps, n_nodes)
+        The label of every node at every step; -1 where it has none.
+    options
+        Uses the rank, λ and the seed.
+    show
+        The name of a step.
+
+    Returns
+    -------
+    cells
+        The adjusted Rand index of: ``trajectory`` (the frequencies that stand out of the noise), ``static``
+        (the sum), ``snapshot-svd`` (each step alone) and ``unfolded-svd`` ([X(1) … X(T)] at once).
+    """
+    if labels.shape != (tensor.n_steps, tensor.n_nodes):
+        raise InputError(
+            "labels", got=labels.shape, allowed=f"{tensor.n_steps} steps × {tensor.n_nodes} nodes"
+        )
+    useful = [t for t in range(tensor.n_steps) if len(np.unique(labels[t][labels[t] >= 0])) > 1]
+    if not useful:
+        raise InputError("labels", got="no step with two labels", allowed="at least one such step")
+    steps = [useful[k] for k in np.unique(np.linspace(0, len(useful) - 1, LABEL_STEPS).round().astype(int))]
+    solve = options.solve()
+    vectors: dict[str, Iterator[Any]] = {
+        "trajectory": _trajectory(tensor, solve, steps, say),
+        "static": _static(tensor, solve, steps),
+        "snapshot-svd": (_leading(_snapshot(tensor, t), options)[0] for t in steps),
+        "unfolded-svd": _unfolded(tensor, options, steps),
+    }
+    cells = []
+    for method, rows in vectors.items():
+        for t, row in zip(steps, rows, strict=True):
+            cells.append(StepCell("labels", method, t, show(t), rand_index(row, labels[t], options.seed)))
+    return cells
+
+
+def rand_index(vectors: Any, labels: Int64s, seed: int) -> float:
+    """Return the adjusted Rand index of k-means on the labelled nodes against their labels."""
+    from sklearn.cluster import KMeans
+    from sklearn.metrics import adjusted_rand_score
+
+    known = labels >= 0
+    rows = np.asarray(vectors)[known]
+    count = min(len(np.unique(labels[known])), len(np.unique(rows, axis=0)))
+    found = KMeans(count, n_init=10, random_state=seed).fit_predict(rows)
+    return float(adjusted_rand_score(labels[known], found))
+
+
+def _trajectory(tensor: TemporalTensor, solve: SolveOptions, steps: Sequence[int], say: Say) -> Iterator[Any]:
+    (zero,) = solve_slices(tensor, [0], solve)
+    basis = common_basis(zero)
+    kept = choose_freqs(tensor, "auto", basis)
+    slices: dict[int, SliceFactors] = {0: zero}
+    slices |= {f.k: f for f in solve_slices(tensor, [k for k in kept.freqs if k], solve)}
+    periods = ", ".join(f"{period:.1f}" for period in kept.rhythms()["period_steps"][:5])
+    share = f"{len(kept.freqs)} of {len(kept.energies)} frequencies"
+    say(f"{share} stand out of the noise; periods: {periods or '-'}")
+    yield from trajectory(slices, basis.V, tensor.n_steps, steps=steps)
+
+
+def _static(tensor: TemporalTensor, solve: SolveOptions, steps: Sequence[int]) -> Iterator[Any]:
+    (zero,) = solve_slices(tensor, [0], solve)
+    vectors = common_basis(zero).embedding()
+    return (vectors for _ in steps)
+
+
+def _snapshot(tensor: TemporalTensor, step: int) -> Any:
+    at = tensor.steps == step
+    pair = np.repeat(np.arange(tensor.n_pairs), np.diff(tensor.tube_ptr))[at]
+    shape = (tensor.n_nodes, tensor.n_nodes)
+    return sp.csr_matrix((tensor.values[at], (tensor.sources[pair], tensor.indices[pair])), shape=shape)
+
+
+def _leading(matrix: Any, options: ModelOptions) -> tuple[Any, Any]:
+    """Return U·S and V·√S of the leading singular vectors."""
+    rank = min(options.rank, min(matrix.shape))
+    if rank > 0.2 * min(matrix.shape) or min(matrix.shape) < 3:
+        U, S, Vt = np.linalg.svd(matrix.toarray(), full_matrices=False)
+        U, S, Vt = U[:, :rank], S[:rank], Vt[:rank]
+    else:
+        start = np.random.default_rng(options.seed).standard_normal(min(matrix.shape))
+        U, S, Vt = sla.svds(matrix, k=rank, v0=start)
+    return U * S, Vt.T * np.sqrt(S)
+
+
+def _unfolded(tensor: TemporalTensor, options: ModelOptions, steps: Sequence[int]) -> Iterator[Any]:
+    """Yield the block of a step of the right vectors of [X(1) … X(T)] (UASE)."""
+    pair = np.repeat(np.arange(tensor.n_pairs), np.diff(tensor.tube_ptr))
+    n = tensor.n_nodes
+    column = tensor.steps.astype(np.int64) * n + tensor.indices[pair]
+    wide = sp.csr_matrix((tensor.values, (tensor.sources[pair], column)), shape=(n, n * tensor.n_steps))
+    _, right = _leading(wide, options)
+    return (right[t * n : (t + 1) * n] for t in steps)
+
+
+def read_labels(path: Path, events: Events) -> Int64s:
+    """Read labels of nodes, for all steps or for each.
+
+    Parameters
+    ----------
+    path
+        Parquet or CSV with the columns ``node``, ``label`` and, where labels change, ``step`` (from 0).
+    events
+        Whose nodes and steps these are.
+
+    Returns
+    -------
+    (n_steps, n_nodes of the tensor), -1 where a node has no label
+    """
+    try:
+        table = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path)
+        table = table.select(
+            pl.col("node").cast(events.ids.dtype),
+            pl.col("label").rank("dense").cast(pl.Int64) - 1,
+            (pl.col("step") if "step" in table.columns else pl.lit(None)).cast(pl.Int64).alias("step"),
+        )
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise InputError(
+            f"cannot read labels from {path}",
+            got=str(error).splitlines()[0],
+            allowed="Parquet or CSV with node, label and, where labels change, step",
+        ) from None
+    grid = events.grid()
+    nodes = np.unique(np.concatenate([events.source, events.target]))
+    rows = pl.DataFrame({"node": events.ids.gather(nodes), "row": np.arange(len(nodes))})
+    table = table.join(rows, on="node", how="inner")
+    outside = table.filter((pl.col("step") < 0) | (pl.col("step") >= grid.n_steps))
+    if table.is_empty() or not outside.is_empty():
+        raise InputError(
+            f"labels of {path}",
+            got="no node of the graph" if table.is_empty() else f"step {outside['step'][0]}",
+            allowed=f"nodes of the graph, steps 0 to {grid.n_steps - 1}",
+        )
+    labels = np.full((grid.n_steps, len(nodes)), -1)
+    always = table.filter(pl.col("step").is_null())
+    labels[:, always["row"].to_numpy()] = always["label"].to_numpy()
+    some = table.filter(pl.col("step").is_not_null())
+    labels[some["step"].to_numpy(), some["row"].to_numpy()] = some["label"].to_numpy()
+    return labels
