@@ -106,10 +106,11 @@ def test_other_models(edges: Path, tmp_path: Path, model: str, undirected: bool)
     )
     outcome = start_run(config)
     run = load_run(tmp_path)
-    options = ModelOptions(rank=8, max_iter=5)
-    found = models.fit(model, open_tensor(outcome.run.ingest / "tensor"), options)
+    tensor = open_tensor(outcome.run.ingest / "tensor")
+    found = models.fit(model, tensor, ModelOptions(rank=8, max_iter=5))
     np.testing.assert_allclose(run.embedding.numpy(), found.source, rtol=1e-5, atol=1e-6)
     if not undirected:
+        assert found.target is not None
         np.testing.assert_allclose(run.embedding_target.numpy(), found.target, rtol=1e-5, atol=1e-6)
     if model != "toffee-":
         with pytest.raises(ConfigError, match=f"outputs of model {model}"):
