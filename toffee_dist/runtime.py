@@ -32,8 +32,8 @@ LOOK = 1.0
 # Dask ends a worker whose process takes more than this share of its limit.
 USABLE_SHARE = 0.95
 
-# The environment of a worker process, as in deploy/worker.env. One thread of BLAS; and memory that a solver frees
-# is kept for its next array: Dask's nanny asks for the contrary, and solving then takes 1.6 times as long.
+# The environment of a worker process, as in deploy/worker.env. One thread of BLAS; and memory that a solver
+# frees is kept for its next array: Dask's nanny trims it, and solving then takes 1.6 times as long.
 WORKER_ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
