@@ -42,6 +42,8 @@ benchmarks: setup
 	$(BIN)/python benchmarks/rhythm.py
 	$(BIN)/python benchmarks/ingest.py
 	$(BIN)/python benchmarks/defaults.py
+	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/scaling.py --large
 	$(BIN)/python benchmarks/rescal.py
 	$(BIN)/python benchmarks/evaluate.py --best --cache --rescal
 	$(BIN)/python benchmarks/future.py

@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests.clusters import write_edges
+from toffee_dist import load_run
+from toffee_dist.config import JobConfig
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -25,10 +29,48 @@ def last_line(output: str) -> Any:
     return json.loads(output.strip().splitlines()[-1])
 
 
-def test_demo_finds_what_was_planted() -> None:
-    output = run("jobs/demo.py")
-    assert "every 7.0 days" in output
-    assert "Communities of a weekend: 0.00 from the sum, 1.00 from its own vectors" in output
+def test_demo_finds_what_was_planted(tmp_path: Path) -> None:
+    output = run("jobs/demo.py", str(tmp_path / "demo"))
+    assert "every 7 days" in output
+    assert "every 1 days" in output
+    assert "1.00 from its vector then" in output
+    # A second time it replaces the first; a folder of something else it leaves alone.
+    run("jobs/demo.py", str(tmp_path / "demo"))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thing").touch()
+    refused = subprocess.run(
+        [sys.executable, "-m", "toffee_dist.cli", "demo", "--out", str(tmp_path / "other")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert refused.returncode == 2
+    assert "holds other things" in refused.stderr
+
+
+def test_embed_job(tmp_path: Path) -> None:
+    edges = write_edges(tmp_path / "edges.parquet", nodes=60, events=600)
+    out = tmp_path / "out"
+    job = ["jobs/embed.py", "jobs/embed.toml", f"--out={out}", "--rank=4", str(edges)]
+    assert "published" in run(*job)
+    assert load_run(out).rank == 4
+    assert JobConfig.read({}, str(ROOT / "jobs" / "embed.toml")).outputs == ("embedding", "trajectory")
+    # Lines that are commented out are valid too.
+    text = (ROOT / "jobs" / "embed.toml").read_text().replace('mode = "auto"', "")
+    for key in ("mode", "tls_ca", "tls_cert", "tls_key"):
+        text = text.replace(f"# {key} =", f"{key} =")
+    (tmp_path / "all.toml").write_text(text)
+    assert JobConfig.read({}, str(tmp_path / "all.toml")).mode.startswith("tls://")
+
+
+@pytest.mark.slow
+def test_scaling_benchmark() -> None:
+    small = ["--nodes", "400", "--events", "4000", "--days", "30", "--rank", "8", "--repeats", "1"]
+    result = last_line(run("benchmarks/scaling.py", *small))
+    assert set(result) == {"two_process_speedup", "threads_speedup", "overhead"}
+    large = last_line(run("benchmarks/scaling.py", "--large", *small[:4], "--rank", "8"))
+    assert large["nodes"] <= 400
+    assert large["peak_mib"] > 100
 
 
 @pytest.mark.slow

@@ -189,6 +189,32 @@ def demo_command(out: str) -> None:
     run_demo(Path(out), click.echo, choose_progress())
 
 
+@cli.command("certs")
+@click.argument("out", metavar="DIR")
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    default=("127.0.0.1", "localhost"),
+    show_default=True,
+    help="Name or address of a machine of the cluster; several times for several.",
+)
+@click.option(
+    "--days", type=click.IntRange(min=1), default=365, show_default=True, help="How long they are valid."
+)
+def certs_command(out: str, hosts: tuple[str, ...], days: int) -> None:
+    """Make an authority, and certificates for scheduler, workers and client of a TLS cluster.
+
+    \b
+    Example:
+      toffee certs certs --host 10.0.0.5 --host scheduler.example
+    """
+    from toffee_dist.certs import write_certificates
+
+    for path in write_certificates(Path(out), hosts, days):
+        click.echo(str(path))
+
+
 cli.add_command(evaluate_command)
 
 
