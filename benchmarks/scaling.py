@@ -95,17 +95,17 @@ def main() -> None:
     parser.add_argument("--nodes", type=int)
     parser.add_argument("--events", type=int)
     parser.add_argument("--days", type=int, default=240)
-    parser.add_argument("--rank", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--repeats", type=int, default=1)
     options = parser.parse_args()
     one_thread()
     with tempfile.TemporaryDirectory() as folder:
         if options.large:
             extra = ["--undirected"] if options.undirected else []
             nodes, events = options.nodes or 1_000_000, options.events or 10_000_000
-            print_json(time_large(Path(folder), nodes, events, options.rank, extra))
+            print_json(time_large(Path(folder), nodes, events, options.rank or 64, extra))
         else:
-            sizes = (options.nodes or 5000, options.events or 150_000, options.days, options.rank)
+            sizes = (options.nodes or 5000, options.events or 400_000, options.days, options.rank or 64)
             print_json(time_modes(Path(folder), *sizes, options.repeats))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -138,3 +140,25 @@ def test_progress_is_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "solve zero: 1 tasks in" in done.stderr
     assert "published" in done.stdout
+
+
+def test_progress_is_a_bar_on_a_terminal(tmp_path: Path) -> None:
+    edges = write_edges(tmp_path / "e.parquet", nodes=50, events=300)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "toffee_dist.cli", "embed", str(edges), f"--out={tmp_path / 'out'}"]
+    process = subprocess.Popen(
+        [*command, "--rank=4"], stderr=theirs, stdout=subprocess.DEVNULL, env=os.environ | {"COLUMNS": "120"}
+    )
+    os.close(theirs)
+    text = b""
+    while True:
+        try:
+            piece = os.read(ours, 65536)
+        except OSError:  # The other end is closed.
+            break
+        if not piece:
+            break
+        text += piece
+    assert process.wait(60) == 0
+    assert "━" in text.decode()
+    assert "1/1" in text.decode()

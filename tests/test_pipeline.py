@@ -17,7 +17,7 @@ import pytest
 
 from tests import clusters
 from tests.clusters import digests, job, write_edges
-from toffee_dist import Toffee, load_run, models, plan
+from toffee_dist import Toffee, load_run, models, plan, runtime
 from toffee_dist.errors import ConfigError, InputError, TooLargeError, UnfinishedError
 from toffee_dist.models import ModelOptions
 from toffee_dist.pipeline import resume_run, start_run
@@ -327,36 +327,24 @@ def test_little_passes_through_the_client(
     assert carried["largest"] < 100_000
 
 
-def test_more_threads_of_blas_than_cores_are_refused(
-    edges: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"blas_threads": 2, "cores": 2, "threads": 2}, "OPENBLAS_NUM_THREADS=1"),
+        ({"versions": {"toffee_dist": "0.0.1"}}, r"toffee_dist of worker .*got 0\.0\.1"),
+        ({"problem": "[Errno 13] Permission denied"}, r"storage of worker .*Permission denied"),
+        ({"file": ".elsewhere"}, "a file that it wrote is not seen here"),
+    ],
+)
+def test_workers_that_cannot_serve_are_refused(
+    edges: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any], message: str
 ) -> None:
-    from toffee_dist import runtime
-
     real = runtime.probe
 
-    def crowded(folder: str, token: str, dask_worker: Any = None) -> dict[str, Any]:
-        return real(folder, token, dask_worker) | {
-            "blas_threads": 2,
-            "cores": 2,
-            "threads": 2,
-        }
+    def other(folder: str, token: str, dask_worker: Any = None) -> dict[str, Any]:
+        return real(folder, token, dask_worker) | answer
 
-    monkeypatch.setattr(runtime, "probe", crowded)
-    with pytest.raises(ConfigError, match="OPENBLAS_NUM_THREADS=1"):
+    monkeypatch.setattr(runtime, "probe", other)
+    with pytest.raises(ConfigError, match=message):
         start_run(job(edges, tmp_path))
-
-
-def test_another_version_on_a_worker_is_refused(
-    edges: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from toffee_dist import runtime
-
-    real = runtime.probe
-
-    def older(folder: str, token: str, dask_worker: Any = None) -> dict[str, Any]:
-        answer = real(folder, token, dask_worker)
-        return answer | {"versions": answer["versions"] | {"toffee_dist": "0.0.1"}}
-
-    monkeypatch.setattr(runtime, "probe", older)
-    with pytest.raises(ConfigError, match=r"toffee_dist of worker .*got 0\.0\.1"):
-        start_run(job(edges, tmp_path))
+    assert list_runs(tmp_path) == []
