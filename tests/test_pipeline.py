@@ -227,9 +227,18 @@ def test_too_large_a_job_is_refused_in_seconds(edges: Path, tmp_path: Path) -> N
         start_run(job(edges, tmp_path, rank=1024, memory="300MiB"))
     assert time.monotonic() - began < 10
     assert caught.value.exit_code == 4
-    with pytest.raises(TooLargeError, match="at most 1 threads"):
-        start_run(job(edges, tmp_path, memory="500MiB", workers=4))
     assert list_runs(tmp_path) == []
+
+
+def test_too_many_threads_are_refused_with_the_number_that_fits(edges: Path) -> None:
+    shape = plan.Shape(10**6, 100, 10**7, 10**7, True, 10**7, exact=True)
+    large = plan.make_plan(shape, job(edges, Path("out"), rank=64))
+    need = [large.worker_bytes(threads) for threads in (1, 2, 8)]
+    assert need[0] < need[1] < need[2]
+    with pytest.raises(TooLargeError, match=r"8 × .*\(solve, rank 64, 1,000,000 nodes\).*--workers 2"):
+        large.check_memory(need[1], 8, "worker x")
+    large.check_memory(need[1], 2, "worker x")
+    assert large.choose_mode(8, need[0]) == ("processes", 1)
 
 
 def test_changed_input_is_not_resumed(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,9 +31,9 @@ class Bench:
     def __init__(self, client: Any, storage: str | None) -> None:
         from toffee_dist.runtime import runner, survey
 
+        self.path = Path(tempfile.mkdtemp(prefix="toffee-", dir=storage))
         # Gone with the estimator.
-        self._folder = tempfile.TemporaryDirectory(prefix="toffee-", dir=storage)
-        self.path = Path(self._folder.name)
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
         self.run: Run = runner(client)
         self._staged: TemporalTensor | None = None
         survey(client, self.path)

@@ -107,11 +107,14 @@ class Plan:
 
     def worker_bytes(self, threads: int = 1) -> int:
         """Return the projected peak of a worker process with this many threads."""
-        return BASE_BYTES + self.shape.mapped_bytes + threads * self.task_bytes
+        busy = max(min(threads, stage.tasks) * stage.task_bytes for stage in self.stages)
+        return BASE_BYTES + self.shape.mapped_bytes + busy
 
     def fitting_threads(self, memory: int, threads: int) -> int:
         """Return how many of these threads fit into the memory of one process."""
-        return min(threads, max(0, memory - BASE_BYTES - self.shape.mapped_bytes) // self.task_bytes)
+        return max(
+            (count for count in range(1, threads + 1) if self.worker_bytes(count) <= memory), default=0
+        )
 
     def choose_mode(self, cores: int, memory: int) -> tuple[str, int]:
         """Return the mode and the workers of ``auto``: processes where solving in parallel pays."""
@@ -126,7 +129,7 @@ class Plan:
         need = self.worker_bytes(threads)
         if need <= memory:
             return
-        largest = max(self.stages, key=lambda stage: stage.task_bytes)
+        largest = max(self.stages, key=lambda stage: min(threads, stage.tasks) * stage.task_bytes)
         fitting = self.fitting_threads(memory, threads)
         if fitting >= 1:
             remedy = f"Use at most {fitting} threads a worker (--workers {fitting})."
@@ -135,7 +138,7 @@ class Plan:
         raise TooLargeError(
             f"not enough memory in {where}",
             got=f"{show_bytes(memory)}; projected peak {show_bytes(need)}: "
-            f"{show_bytes(self.shape.mapped_bytes)} of mapped tensor and {threads} × "
+            f"{show_bytes(self.shape.mapped_bytes)} of mapped tensor and {min(threads, largest.tasks)} × "
             f"{show_bytes(largest.task_bytes)} ({largest.name}, rank {self.rank}, "
             f"{self.shape.n_nodes:,} nodes)",
             allowed="a projection that fits",
