@@ -253,3 +253,11 @@ def test_marks_quotes_and_blank_lines(tmp_path: Path) -> None:
     nodes = pl.read_parquet(tmp_path / "out" / "nodes")["id"].to_list()
     assert nodes == sorted(["a,1", 'b "x"', "a\nb", "c"])
     assert result.summary.rows == 2
+
+
+def test_commas_in_ids_are_no_separator(tmp_path: Path) -> None:
+    file = tmp_path / "edges.txt"
+    file.write_text("source target time weight\n" + ", , 2024-03-20 0.0\n" * 17)
+    schema, _ = guess_schema(find_files([str(file)])[0], ColumnOptions())
+    [layout] = schema.layouts.values()
+    assert layout.separator == " "

@@ -287,12 +287,16 @@ def _look_at_text(
 
 
 def _guess_separator(lines: list[bytes]) -> str:
-    """Take the first separator that cuts most of the first lines into three fields, or else into two."""
+    """Take the first separator that cuts most of the first lines into three fields, or else into two.
+
+    It must cut the very first line too: commas in the ids of a file that is separated by spaces do not make
+    them its separator.
+    """
     first = lines[:20]
     for fewest in (2, 1):
         for separator in ("\t", ",", ";", "|"):
             cut = sum(line.count(separator.encode()) >= fewest for line in first)
-            if 2 * cut > len(first):
+            if 2 * cut > len(first) and first[0].count(separator.encode()) >= fewest:
                 return separator
         if 2 * sum(len(line.split()) > fewest for line in first) > len(first):
             return " "
