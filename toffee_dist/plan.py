@@ -318,8 +318,8 @@ def _solve_bytes(shape: Shape, settings: ModelSettings, *, real: bool, batch: in
     transform = 3 * held + 16 * shape.n_steps * batch
     # X/‖X‖ in double, in the solver's precision, and its adjoint.
     matrix = (16 + 2 * item) * pairs
-    # A Krylov basis of 4r columns and its work, or nine arrays of r columns in ALS: measured 6.5 to 9 n·r, and
-    # as much as one more that was freed and is kept.
+    # A Krylov basis of 4r columns and its work, or nine arrays of r columns in ALS: measured 6.5 to 9 n·r,
+    # and as much as one more that was freed and is kept.
     tall = 10 * n * rank * item
     if n <= max(128, 4 * rank):
         tall += 6 * 16 * n * n
