@@ -22,6 +22,8 @@ from toffee_dist.embedding import step_weights
 from toffee_dist.frequencies import choose_freqs
 from toffee_dist.gauge import CommonBasis, common_basis, project
 from toffee_dist.slices import (
+    HELD,
+    MODEL,
     REDUCED,
     array_path,
     extend_slice,
@@ -34,11 +36,14 @@ from toffee_dist.slices import (
 )
 from toffee_dist.solvers import SolveOptions, solve_slices
 from toffee_dist.solvers.base import times
-from toffee_dist.spectrum import inverse_transform, node_energies
+from toffee_dist.spectrum import inverse_transform, iter_values, node_energies, slice_matrix
 from toffee_dist.staging import open_tensor
-from toffee_dist.store import replacing
+from toffee_dist.store import replacing, save_array, write_json
 from toffee_dist.tensor import TemporalTensor
 from toffee_dist.timegrid import TimeGrid
+
+# The r×r rotation of a run, beside its manifest.
+ROTATION = "rotation.npy"
 
 Part = Literal["embedding", "embedding_target", "trajectory", "factors/A_time", "factors/A_freq", "spectrum"]
 
@@ -59,6 +64,8 @@ class SolveTask:
         Weights in time: the zero slice of the weighted tensor, kept under its own name.
     projected
         Whether to project on the common basis, which must be there.
+    holdout
+        Steps at the end that the zero slice must not see, for testing; kept under its own name.
     """
 
     tensor: str
@@ -67,9 +74,12 @@ class SolveTask:
     options: SolveOptions
     reduce: str = "sum"
     projected: bool = False
+    holdout: int = 0
 
     def name(self, k: int) -> str:
         """Return the name of the slice of frequency k."""
+        if self.holdout:
+            return HELD
         return slice_name(k) if self.reduce == "sum" else REDUCED
 
     @property
@@ -84,14 +94,21 @@ def solve_batch(task: SolveTask) -> int:
     missing = [k for k in task.freqs if not is_finished(folder, task.name(k), task.arrays)]
     if not missing:
         return 0
-    tensor = open_tensor(task.tensor)
-    weights = step_weights(task.reduce, tensor.n_steps)
-    if weights is not None:
-        tensor = tensor.with_step_weights(weights)
+    tensor = weigh_steps(open_tensor(task.tensor), task.reduce, task.holdout)
     V = read_rows(array_path(folder, "V", slice_name(0))) if task.projected else None
     for factors in solve_slices(tensor, missing, task.options):
         write_slice(folder, task.name(factors.k), factors, None if V is None else {"C": project(factors, V)})
     return len(missing)
+
+
+def weigh_steps(tensor: TemporalTensor, reduce: str, holdout: int = 0) -> TemporalTensor:
+    """Return the tensor weighted in time, its last `holdout` steps with nothing."""
+    weights = step_weights(reduce, tensor.n_steps - holdout)
+    if holdout:
+        weights = np.append(
+            np.ones(tensor.n_steps - holdout) if weights is None else weights, [0.0] * holdout
+        )
+    return tensor if weights is None else tensor.with_step_weights(weights)
 
 
 @dataclass(frozen=True)
@@ -176,6 +193,8 @@ class PartTask:
         Name of the slice that one vector a node comes from.
     gauge
         ``canonical`` or ``none``.
+    rotated
+        Whether vectors are turned by the rotation of the run, which must be there.
     """
 
     run: str
@@ -186,6 +205,7 @@ class PartTask:
     freqs: tuple[int, ...]
     zero: str
     gauge: str
+    rotated: bool = False
 
     @property
     def path(self) -> Path:
@@ -215,28 +235,63 @@ def write_part(task: PartTask) -> int:
     return task.stop - task.start
 
 
+def read_vectors(
+    slices: Path, output: Part, zero: str, gauge: str, start: int, stop: int
+) -> np.ndarray[Any, Any]:
+    """Return one vector a node: U·S^{2/3} (sources), V·S^{2/3} (targets), or the paper's A_0·R_0."""
+    if gauge == "none":
+        A = read_rows(array_path(slices, "A", zero), start, stop)
+        return times(A, read_rows(array_path(slices, "R", zero)))
+    key = "V" if output == "embedding_target" else "U"
+    array = read_rows(array_path(slices, key, zero), start, stop)
+    S = read_rows(array_path(slices, "S", zero))
+    array *= (np.cbrt(S) ** 2).astype(array.dtype)
+    return array
+
+
+def turned_vectors(
+    run: Path, output: Part, zero: str, gauge: str, rotated: bool, start: int, stop: int
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return vectors as they are published, in the axes of the run before, and which nodes are cold."""
+    array = read_vectors(run / "work" / "slices", output, zero, gauge, start, stop)
+    if rotated:
+        array = times(array, read_rows(run / ROTATION))
+    role = "target" if output == "embedding_target" else "source"
+    cold = read_rows(run / "work" / "activity" / f"{role}_cold.npy", start, stop)
+    # A node without edges has no direction: what rounding left of it must not look like one.
+    array[cold] = 0
+    return np.asarray(array, dtype=np.float32), cold
+
+
 def _one_vector(task: PartTask) -> dict[str, Any]:
-    """One vector a node: U·S^{2/3} (sources), V·S^{2/3} (targets), or the paper's A_0·R_0."""
-    if task.gauge == "none":
-        A = read_rows(array_path(task.slices, "A", task.zero), task.start, task.stop)
-        array = times(A, read_rows(array_path(task.slices, "R", task.zero)))
-    else:
-        key = "V" if task.output == "embedding_target" else "U"
-        array = read_rows(array_path(task.slices, key, task.zero), task.start, task.stop)
-        S = read_rows(array_path(task.slices, "S", task.zero))
-        array *= (np.cbrt(S) ** 2).astype(array.dtype)
-    return task.ids | {"embedding": writer.vectors(np.asarray(array, dtype=np.float32))}
+    """One vector a node, and how far it can be trusted."""
+    rows = task.start, task.stop
+    run, activity = Path(task.run), Path(task.run) / "work" / "activity"
+    array, cold = turned_vectors(run, task.output, task.zero, task.gauge, task.rotated, *rows)
+    last = read_rows(activity / "last.npy", *rows)
+    columns = task.ids | {
+        "embedding": writer.vectors(array),
+        "degree": read_rows(activity / "degree.npy", *rows),
+        "last_step": pa.array(last, mask=last < 0),
+        "is_cold": cold,
+    }
+    if task.zero != MODEL:
+        role = "target" if task.output == "embedding_target" else "source"
+        columns["residual"] = read_rows(activity / f"{role}_residual.npy", *rows)
+    return columns
 
 
 def _over_time(task: PartTask) -> dict[str, Any]:
     """One vector a node and step: irfft over k of A_k C_k (trajectory) or of A_k (the paper's factors)."""
     n_steps = open_tensor(task.ingest / "tensor").n_steps
     small = None if task.output == "factors/A_time" else ("R" if task.gauge == "none" else "C")
+    Q = read_rows(Path(task.run) / ROTATION) if task.rotated and small is not None else None
     hat = None
     for at, k in enumerate(task.freqs):
         A = read_rows(array_path(task.slices, "A", slice_name(k)), task.start, task.stop)
         if small is not None:
-            A = times(A, read_rows(array_path(task.slices, small, slice_name(k))))
+            C = read_rows(array_path(task.slices, small, slice_name(k)))
+            A = times(A, C if Q is None else C @ Q)
         if hat is None:
             dtype = np.result_type(A, np.complex64) if len(task.freqs) > 1 else A.dtype
             hat = np.empty((len(task.freqs), *A.shape), dtype)
@@ -288,13 +343,71 @@ PARTS = {
     "spectrum": _spectrum,
 }
 COLUMNS: dict[Part, list[str]] = {
-    "embedding": ["embedding"],
-    "embedding_target": ["embedding"],
+    "embedding": ["embedding", "degree", "last_step", "is_cold", "residual"],
+    "embedding_target": ["embedding", "degree", "last_step", "is_cold", "residual"],
     "trajectory": ["step", "embedding"],
     "factors/A_time": ["step", "embedding"],
     "factors/A_freq": ["k", "real", "imag"],
     "spectrum": ["energy"],
 }
+
+
+@dataclass(frozen=True)
+class ActivityTask:
+    """What is known of every node beside its vector.
+
+    Parameters
+    ----------
+    run
+        Folder of the run.
+    zero
+        Slice that one vector a node comes from; empty where there is none.
+    reduce
+        Weights in time of that slice.
+    """
+
+    run: str
+    zero: str
+    reduce: str
+
+
+def write_activity(task: ActivityTask) -> dict[str, Any]:
+    """Leave degree, first and last step of every node; for each role whether it is cold, and its residual.
+
+    A node is cold in a role where it has no edge in it. The residual is the share of its row x_i of the zero
+    slice that the fit m_i leaves: ‖x_i − m_i‖² / ‖x_i‖², 1 where there is nothing to fit. With M = U S Vᵀ,
+    ‖m_i‖² = ‖(US)_i‖² and ⟨x_i, m_i⟩ = (US)_i·(XV)_i; for targets the same of Mᵀ.
+    """
+    run = Path(task.run)
+    folder, slices = run / "work" / "activity", run / "work" / "slices"
+    record = folder / "record.json"
+    if record.exists():
+        known: dict[str, Any] = json.loads(record.read_text())
+        return known
+    folder.mkdir(exist_ok=True)
+    tensor = open_tensor(run / "work" / "ingest" / "tensor")
+    degree, first, last = node_activity(tensor)
+    arrays = {"degree": degree, "first": first, "last": last}
+    found: dict[str, Any] = {"active": int((degree > 0).sum())}
+    if task.zero:
+        [(_, values)] = iter_values(weigh_steps(tensor, task.reduce), [0])
+        matrix = slice_matrix(tensor, values)
+        for role, X in (("source", matrix), ("target", matrix.T)):
+            energy = np.asarray(X.multiply(X).sum(axis=1)).ravel()
+            arrays[f"{role}_cold"] = energy == 0
+            if task.zero != MODEL:
+                keys = ("U", "V") if role == "source" else ("V", "U")
+                left, right = (read_rows(array_path(slices, key, task.zero)) for key in keys)
+                left *= read_rows(array_path(slices, "S", task.zero)).astype(left.dtype)
+                product = np.einsum("ir,ir->i", left, X @ right, dtype=np.float64)
+                missed = energy - 2 * product + np.square(left, dtype=np.float64).sum(axis=1)
+                share = np.divide(missed, energy, out=np.ones_like(energy), where=energy > 0)
+                arrays[f"{role}_residual"] = np.maximum(share, 0).astype(np.float32)
+                found["energy_share"] = 1 - float(missed[energy > 0].sum() / max(energy.sum(), 1e-300))
+    for name, array in arrays.items():
+        save_array(folder / f"{name}.npy", array)
+    write_json(record, found)
+    return found
 
 
 @dataclass(frozen=True)
@@ -424,7 +537,8 @@ def _write_cores(run: Path, freqs: tuple[int, ...], n_steps: int) -> None:
 def write_nodes(run: Path, grid: TimeGrid) -> None:
     """Write nodes.parquet: node_id, row, degree, first and last step, and the moments they begin at."""
     tensor = open_tensor(run / "work" / "ingest" / "tensor")
-    degree, first, last = node_activity(tensor)
+    activity = run / "work" / "activity"
+    degree, first, last = (read_rows(activity / f"{name}.npy") for name in ("degree", "first", "last"))
     starts = step_starts(grid)
 
     def tables() -> Iterator[pa.Table]:
