@@ -334,3 +334,33 @@ def test_the_lock(edges: Path, tmp_path: Path) -> None:
     (out / "refresh.lock").write_text(json.dumps(lock | {"host": "elsewhere"}))
     with pytest.raises(UnfinishedError, match="on elsewhere"):
         refresh(night(edges, out))
+
+
+def test_a_warm_night_takes_fewer_iterations_to_the_same_fit(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "outputs": ("embedding", "trajectory"),
+        "freqs": "lowest:6",
+        "tol": 1e-5,
+        "max_iter": 500,
+    }
+    edges = write_days(tmp_path / "edges", 0, 30, nodes=600, events=3000)
+    for name in ("warm", "cold"):
+        refresh(night(edges, tmp_path / name, **options))
+    write_day(edges, 30, nodes=630, events=3000)
+    warm = refresh(night(edges, tmp_path / "warm", **options))
+    cold = refresh(night(edges, tmp_path / "cold", warm=False, **options))
+    fits = {name: load_run(tmp_path / name).fit.polars().collect() for name in ("warm", "cold")}
+    assert fits["warm"]["solver"].to_list() == ["warm"] * 6
+    assert "warm" not in fits["cold"]["solver"].to_list()
+    np.testing.assert_allclose(fits["warm"]["objective"], fits["cold"]["objective"], rtol=1e-3)
+    assert fits["warm"]["iterations"].sum() < fits["cold"]["iterations"].sum()
+    saved = warm.manifest["refresh"]["saved"]
+    assert saved["slices"] == 6
+    assert saved["iterations"] > 0
+    assert cold.manifest["refresh"]["cold"] == "asked for"
+    # Slices are kept of the latest run only.
+    assert [run.warm.exists() for run in list_runs(tmp_path / "warm")] == [False, True]
+    # A window of another length has other frequencies.
+    other = refresh(night(edges, tmp_path / "warm", **options | {"last": "21d"}))
+    assert other.manifest["refresh"]["cold"] == "21 steps of 1d after 28 steps of 1d"
+    assert "warm" not in load_run(tmp_path / "warm").fit.polars().collect()["solver"].to_list()

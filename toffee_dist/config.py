@@ -220,6 +220,7 @@ class RefreshSettings(Settings):
     reference: str | None = Field(
         None, description="Run that chain drift is measured against; default: the first of the chain."
     )
+    warm: bool = Field(True, description="Start from the slices of the run before.")
     holdout: int = Field(
         1, ge=0, description="New steps at the end whose links test the vectors; 0 tests none."
     )

@@ -6,6 +6,8 @@ paths, leave files and return small records; vectors pass through in blocks of n
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import chain
@@ -28,15 +30,17 @@ from toffee_dist.align import (
     row_cosines,
 )
 from toffee_dist.errors import InputError
-from toffee_dist.slices import HELD, read_rows
+from toffee_dist.slices import HELD, array_path, read_reports, read_rows
 from toffee_dist.staging import open_tensor
-from toffee_dist.store import RunFolder, read_json, save_array
+from toffee_dist.store import RunFolder, read_json, replacing, save_array, write_json
 from toffee_dist.tasks import ROTATION, TABLE_ROWS, Part, read_ids, read_vectors, turned_vectors
 from toffee_dist.tensor import TemporalTensor
 from toffee_dist.writer import GROUP_ROWS
 
 # Nodes among which neighbours are looked for, how many of them are asked, and movers that are named.
 CANDIDATES, QUERIES, MOVERS = 5000, 300, 20
+# Beside the slices kept: iterations and seconds of each when it was last solved afresh.
+COLD = "cold.json"
 # Held-out links that are scored at the most.
 LINKS = 20_000
 
@@ -263,6 +267,60 @@ def _sample(weights: NDArray[np.float64], seed: int) -> NDArray[np.int64]:
     alive = alive[weights[alive] >= np.median(weights[alive])]
     rng = np.random.default_rng(seed)
     return np.sort(rng.choice(alive, min(CANDIDATES, len(alive)), replace=False))
+
+
+@dataclass(frozen=True)
+class KeepTask:
+    """The keeping of slices for the next night.
+
+    Parameters
+    ----------
+    run
+        The run.
+    names
+        Its slices.
+    warm
+        Folder that they were started from; empty: from nothing.
+    """
+
+    run: str
+    names: tuple[str, ...]
+    warm: str
+
+
+def keep_slices(task: KeepTask) -> dict[str, Any] | None:
+    """Keep every A, and what its slice took when it was last solved afresh.
+
+    Returns how many slices had a start, and the iterations and seconds that this saved against that time.
+    """
+    run = RunFolder(Path(task.run))
+    run.warm.mkdir(exist_ok=True)
+    known = Path(task.warm) / COLD
+    before = read_json(known) if task.warm and known.exists() else {}
+    cold, saved = {}, {"slices": 0, "iterations": 0, "seconds": 0.0}
+    for name, report in zip(task.names, read_reports(run.slices, task.names), strict=True):
+        own = array_path(run.warm, "A", name)
+        if not own.exists():
+            _link(array_path(run.slices, "A", name), own)
+        if report.solver != "warm":
+            cold[name] = [report.iterations, report.seconds]
+            continue
+        saved["slices"] += 1
+        if name in before:
+            cold[name] = before[name]
+            saved["iterations"] += before[name][0] - report.iterations
+            saved["seconds"] += before[name][1] - report.seconds
+    write_json(run.warm / COLD, cold)
+    return saved if task.warm else None
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file a second name, or copy it where the file system has no such thing."""
+    with replacing(target) as temporary:
+        try:
+            os.link(source, temporary)
+        except OSError:
+            shutil.copyfile(source, temporary)
 
 
 @dataclass(frozen=True)

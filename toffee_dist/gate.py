@@ -26,6 +26,10 @@ class Following:
         of a chain.
     holdout
         Steps at the end that the run before has not seen, as many as are to be tested.
+    warm
+        Folder of the slices that solves start from; empty: they start afresh.
+    cold
+        Why they start afresh.
     """
 
     night: str
@@ -34,6 +38,8 @@ class Following:
     previous: str = ""
     reference: str = ""
     holdout: int = 0
+    warm: str = ""
+    cold: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain types."""
@@ -48,6 +54,7 @@ class Night:
     alignment: dict[str, Any] | None = None
     holdout: int = 0
     links: dict[str, Any] | None = None
+    saved: dict[str, Any] | None = None
     drift: list[dict[str, Any]] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
 
@@ -55,6 +62,7 @@ class Night:
         """Return plain types; runs by their names, which stay when a folder is moved."""
         data = asdict(self)
         following: dict[str, Any] = data.pop("following")
+        following["warm"] = bool(following["warm"])
         for name in ("previous", "reference"):
             following[name] = following[name].rpartition("/")[2]
         return following | data

@@ -160,6 +160,9 @@ def remove_old_runs(out: Path, keep: int) -> list[str]:
     needed |= {run.run_id for run in complete[-keep:]}
     removed = []
     for run in list_runs(out):
+        if run.run_id != latest and run.published:
+            # Only the next night starts from slices, and they are larger than the results.
+            shutil.rmtree(run.warm, ignore_errors=True)
         if run.run_id in needed or (not run.published and not _is_left_over(run)):
             continue
         # Without its manifest it is no run any more, whatever happens then.

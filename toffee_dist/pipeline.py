@@ -232,6 +232,7 @@ class _Job:
             self.zero, self.gauge = MODEL, "canonical"
         following = run.read_job().get("following")
         self.night = None if following is None else Night(Following(**following))
+        self.warm = "" if self.night is None else self.night.following.warm
 
     def map(self, stage: str, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         """Run one map of tasks, and show how far it is."""
@@ -274,7 +275,10 @@ class _Job:
             reduces.append("sum")
         if self.config.reduce != "sum" and "embedding" in self.config.outputs:
             reduces.append(self.config.reduce)
-        items = [tasks.SolveTask(self.tensor, self.slices, (0,), options, reduce) for reduce in reduces]
+        items = [
+            tasks.SolveTask(self.tensor, self.slices, (0,), options, reduce, warm=self.warm)
+            for reduce in reduces
+        ]
         self.solve("solve zero", items)
         names = [item.name(0) for item in items]
         self.map("basis", tasks.write_basis, [tasks.BasisTask(self.slices, name) for name in names])
@@ -302,7 +306,9 @@ class _Job:
         if night.holdout < 1 or self.zero == MODEL:
             return
         options, reduce = self.config.solve_options(), self.config.reduce
-        held = tasks.SolveTask(self.tensor, self.slices, (0,), options, reduce, holdout=night.holdout)
+        held = tasks.SolveTask(
+            self.tensor, self.slices, (0,), options, reduce, holdout=night.holdout, warm=self.warm
+        )
         self.map("solve held out", tasks.solve_batch, [held])
         self.map("basis", tasks.write_basis, [tasks.BasisTask(self.slices, HELD)])
         links = drift.LinksTask(run, previous, night.holdout, self.roles, gauge, self.config.seed)
@@ -342,7 +348,7 @@ class _Job:
         """Solve the other slices, in batches, and project them on the common basis."""
         options, projected = self.config.solve_options(), "trajectory" in self.config.outputs
         items = [
-            tasks.SolveTask(self.tensor, self.slices, batch, options, projected=projected)
+            tasks.SolveTask(self.tensor, self.slices, batch, options, projected=projected, warm=self.warm)
             for batch in batch_freqs(freqs, self.shape, self.config.rank)
         ]
         if items:
@@ -399,6 +405,12 @@ class _Job:
         job, ingested = self.run.read_job(), read_json(self.run.ingest / INGEST_MANIFEST)
         # A later run extends the rows of this one.
         shutil.copytree(self.run.ingest / "nodes", self.run.registry, dirs_exist_ok=True)
+        if self.night is not None:
+            [self.night.saved] = self.map(
+                "keep slices",
+                drift.keep_slices,
+                [drift.KeepTask(str(self.run.path), tuple(names), self.warm)],
+            )
         reasons = self.judge()
         self.run.complete(
             {

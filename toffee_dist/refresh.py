@@ -158,6 +158,9 @@ class Refreshed:
             "energy_share": metrics.get("energy_share"),
             "iterations": metrics.get("iterations"),
             "solve_seconds": metrics.get("solve_seconds"),
+            "warm_slices": (refresh.get("saved") or {}).get("slices"),
+            "iterations_saved": (refresh.get("saved") or {}).get("iterations"),
+            "seconds_saved": (refresh.get("saved") or {}).get("seconds"),
             "removed": len(self.removed),
         }
 
@@ -240,7 +243,10 @@ def _refresh(config: RefreshConfig, out: Path, progress: Progress) -> Refreshed:
             previous=str(latest.path),
             reference=str(reference.path),
             holdout=min(fresh, config.holdout),
+            **_find_warm(config, latest, grid, window),
         )
+        if following.cold:
+            progress.say(f"slices start afresh: {following.cold}")
         known = str(latest.path)
     else:
         progress.say("no earlier run to follow: this one begins a chain")
@@ -355,6 +361,22 @@ def count_steps(step: str, since: int, window: Window) -> int:
         return -(-(window.until - since) // (int(step) * window.scale.ticks))
     grid = build_grid(step, since, window.until - 1, window.scale)
     return grid.n_steps
+
+
+def _find_warm(config: RefreshConfig, latest: RunFolder, grid: TimeGrid, window: Window) -> dict[str, str]:
+    """Return where solves start from, or why they start afresh."""
+    n_steps = count_steps(config.step, window.since, window)
+    if not config.warm:
+        return {"cold": "asked for"}
+    if (grid.step, grid.n_steps) != (config.step, n_steps):
+        # Frequency k is another period.
+        then, now = (
+            f"{count} steps of {step}" for step, count in ((grid.step, grid.n_steps), (config.step, n_steps))
+        )
+        return {"cold": f"{now} after {then}"}
+    if not latest.warm.is_dir():
+        return {"cold": f"run {latest.run_id} has kept no slices"}
+    return {"warm": str(latest.warm)}
 
 
 def find_reference(config: RefreshConfig, out: Path, latest: RunFolder, before: dict[str, Any]) -> RunFolder:

@@ -106,6 +106,11 @@ class RunFolder:
         return self.path / "registry"
 
     @property
+    def warm(self) -> Path:
+        """What the solves of the next night start from; of the latest run of a chain."""
+        return self.path / "warm"
+
+    @property
     def manifest(self) -> Path:
         """What makes a run visible."""
         return self.path / MANIFEST

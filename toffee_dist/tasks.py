@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from toffee_dist import registry, writer
 from toffee_dist.embedding import step_weights
+from toffee_dist.errors import UnfinishedError
 from toffee_dist.frequencies import choose_freqs
 from toffee_dist.gauge import CommonBasis, common_basis, project
 from toffee_dist.slices import (
@@ -66,6 +67,8 @@ class SolveTask:
         Whether to project on the common basis, which must be there.
     holdout
         Steps at the end that the zero slice must not see, for testing; kept under its own name.
+    warm
+        Folder of the A of last night's slices, to start from; empty: start afresh.
     """
 
     tensor: str
@@ -75,6 +78,7 @@ class SolveTask:
     reduce: str = "sum"
     projected: bool = False
     holdout: int = 0
+    warm: str = ""
 
     def name(self, k: int) -> str:
         """Return the name of the slice of frequency k."""
@@ -96,9 +100,25 @@ def solve_batch(task: SolveTask) -> int:
         return 0
     tensor = weigh_steps(open_tensor(task.tensor), task.reduce, task.holdout)
     V = read_rows(array_path(folder, "V", slice_name(0))) if task.projected else None
-    for factors in solve_slices(tensor, missing, task.options):
+    solved = solve_slices(tensor, missing, task.options)
+    if task.warm:
+        solved = solve_slices(tensor, missing, task.options, lambda k: read_start(task, k, tensor.n_nodes))
+    for factors in solved:
         write_slice(folder, task.name(factors.k), factors, None if V is None else {"C": project(factors, V)})
     return len(missing)
+
+
+def read_start(task: SolveTask, k: int, n_nodes: int) -> np.ndarray[Any, Any] | None:
+    """Return last night's A of a slice, new nodes as zeros; None where there is none that fits."""
+    # Last night's own slice has not seen the steps that are held out.
+    name = replace(task, holdout=0).name(k)
+    try:
+        A = read_rows(array_path(Path(task.warm), "A", name))
+    except UnfinishedError:
+        return None
+    if A.ndim != 2 or A.shape[1] != task.options.rank or len(A) > n_nodes or not np.isfinite(A).all():
+        return None
+    return np.pad(A, [(0, n_nodes - len(A)), (0, 0)])
 
 
 def weigh_steps(tensor: TemporalTensor, reduce: str, holdout: int = 0) -> TemporalTensor:
