@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -364,3 +366,30 @@ def test_a_warm_night_takes_fewer_iterations_to_the_same_fit(tmp_path: Path) -> 
     other = refresh(night(edges, tmp_path / "warm", **options | {"last": "21d"}))
     assert other.manifest["refresh"]["cold"] == "21 steps of 1d after 28 steps of 1d"
     assert "warm" not in load_run(tmp_path / "warm").fit.polars().collect()["solver"].to_list()
+
+
+def test_the_job_of_the_scheduler(edges: Path, tmp_path: Path) -> None:
+    root = Path(__file__).parents[1]
+    command = [
+        sys.executable,
+        "jobs/nightly.py",
+        "jobs/nightly.toml",
+        "--rank=8",
+        "--last=28d",
+        "--mode=threads",
+    ]
+    command += [f"--out={tmp_path / 'out'}", "--workers=1"]
+    # The file's inputs are of no use here, and a list is replaced by what is given.
+    text = (root / "jobs" / "nightly.toml").read_text().replace("edges/", str(edges))
+    (tmp_path / "nightly.toml").write_text(text)
+    command[2] = str(tmp_path / "nightly.toml")
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["state"] == "published"
+    assert told == json.loads((tmp_path / "out" / "refresh.jsonl").read_text())
+    for arguments, word in ((["runs"], "published"), (["rollback"], "no run to go back to")):
+        command = [sys.executable, "-m", "toffee_dist.cli", *arguments, str(tmp_path / "out")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert word in done.stdout + done.stderr
+    assert done.returncode == 3

@@ -48,9 +48,9 @@ class Dying(Progress):
 
 def dying(owner, name):
     real = getattr(owner, name)
-    def call(*arguments):
+    def call(*arguments, **options):
         boundary(f"before {name}")
-        result = real(*arguments)
+        result = real(*arguments, **options)
         boundary(f"after {name}")
         return result
     setattr(owner, name, call)
@@ -118,7 +118,6 @@ def test_killed_at_every_boundary(tmp_path: Path) -> None:
         if code == 0:
             break
         assert code == 9
-        # Boundaries that lie before the job, or apart by nothing but an idle moment, are all tried.
     assert len(passed) > 25
     assert {"before complete", "after complete", "after point_to", "after drift", "after solve zero"} <= {
         *passed
