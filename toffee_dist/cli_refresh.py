@@ -1,4 +1,4 @@
-"""`toffee refresh`, `runs` and `rollback`: a folder of runs, night after night."""
+"""`toffee refresh`, `runs`, `rollback` and `fold-in`: a folder of runs, night after night."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from toffee_dist.config import RefreshConfig
+from toffee_dist.config import RefreshConfig, RuntimeSettings
 from toffee_dist.options import config_options
 from toffee_dist.progress import choose_progress
 
@@ -85,4 +85,33 @@ def rollback_command(path: str, to: str | None, as_json: bool) -> None:
     click.echo(json.dumps({"run": str(run.path)}) if as_json else f"published   {run.path}")
 
 
-REFRESH_COMMANDS = (refresh_command, runs_command, rollback_command)
+@click.command("fold-in")
+@click.argument("path", metavar="OUT")
+@click.argument("inputs", nargs=-1, metavar="INPUT...")
+@click.option("--to", required=True, metavar="FILE", help="Parquet file for the vectors of the new nodes.")
+@config_options(RuntimeSettings)
+@_json
+def fold_in_command(
+    path: str, inputs: tuple[str, ...], to: str, config: str | None, as_json: bool, **options: Any
+) -> None:
+    """Give vectors to nodes that appeared after the run, from their edges, without a refresh.
+
+    INPUT holds edges between new nodes and known ones, in the form of the run's own input. Vectors are in the
+    axes of the published run. A node without an edge to a known one is cold, and gets zeros.
+
+    \b
+    Example:
+      toffee fold-in vectors today.parquet --to new-nodes.parquet
+    """
+    from toffee_dist.fold import FoldConfig, fold_in
+
+    settings = FoldConfig.read({"inputs": inputs or None, **options}, config)
+    found = fold_in(Path(path), settings, Path(to), choose_progress(quiet=as_json))
+    click.echo(
+        json.dumps(found)
+        if as_json
+        else f"{found['new']:,} new nodes, {found['cold']:,} cold, in {found['out']}"
+    )
+
+
+REFRESH_COMMANDS = (refresh_command, runs_command, rollback_command, fold_in_command)

@@ -288,7 +288,7 @@ class _Job:
         """Leave degree, activity and residual of every node."""
         zero = self.zero if "embedding" in self.config.outputs else ""
         reduce = self.config.reduce if zero else "sum"
-        item = tasks.ActivityTask(str(self.run.path), zero, reduce)
+        item = tasks.ActivityTask(str(self.run.path), zero, reduce, self.gauge)
         [figures] = self.map("nodes", tasks.write_activity, [item])
         self.outcome.figures |= figures
 

@@ -45,6 +45,8 @@ from toffee_dist.timegrid import TimeGrid
 
 # The r×r rotation of a run, beside its manifest.
 ROTATION = "rotation.npy"
+# And the weights with which vectors of new nodes are made, a row a role; see `fold`.
+FOLD = "fold.npy"
 
 Part = Literal["embedding", "embedding_target", "trajectory", "factors/A_time", "factors/A_freq", "spectrum"]
 
@@ -384,11 +386,14 @@ class ActivityTask:
         Slice that one vector a node comes from; empty where there is none.
     reduce
         Weights in time of that slice.
+    gauge
+        What the vectors are; new nodes can be given canonical ones.
     """
 
     run: str
     zero: str
     reduce: str
+    gauge: str
 
 
 def write_activity(task: ActivityTask) -> dict[str, Any]:
@@ -408,6 +413,7 @@ def write_activity(task: ActivityTask) -> dict[str, Any]:
     tensor = open_tensor(run / "work" / "ingest" / "tensor")
     degree, first, last = node_activity(tensor)
     arrays = {"degree": degree, "first": first, "last": last}
+    folds: list[Any] = []
     found: dict[str, Any] = {"active": int((degree > 0).sum())}
     if task.zero:
         [(_, values)] = iter_values(weigh_steps(tensor, task.reduce), [0])
@@ -418,16 +424,33 @@ def write_activity(task: ActivityTask) -> dict[str, Any]:
             if task.zero != MODEL:
                 keys = ("U", "V") if role == "source" else ("V", "U")
                 left, right = (read_rows(array_path(slices, key, task.zero)) for key in keys)
-                left *= read_rows(array_path(slices, "S", task.zero)).astype(left.dtype)
+                # Of an undirected graph both roles have the published vectors of the source.
+                others = right if tensor.directed else left.copy()
+                S = read_rows(array_path(slices, "S", task.zero))
+                left *= S.astype(left.dtype)
                 product = np.einsum("ir,ir->i", left, X @ right, dtype=np.float64)
+                folds.append(fold_weights(left, S, X @ others))
                 missed = energy - 2 * product + np.square(left, dtype=np.float64).sum(axis=1)
                 share = np.divide(missed, energy, out=np.ones_like(energy), where=energy > 0)
                 arrays[f"{role}_residual"] = np.maximum(share, 0).astype(np.float32)
                 found["energy_share"] = 1 - float(missed[energy > 0].sum() / max(energy.sum(), 1e-300))
+    if folds and task.gauge == "canonical":
+        save_array(run / FOLD, np.stack(folds))
     for name, array in arrays.items():
         save_array(folder / f"{name}.npy", array)
     write_json(record, found)
     return found
+
+
+def fold_weights(US: Any, S: Any, P: Any) -> np.ndarray[Any, Any]:
+    """Return w of `fold`: for each column the factor with which P = X F·S^{−2/3} comes nearest to U·S^{2/3}.
+
+    Least squares over the nodes of the run, then S^{−2/3}: w = ⟨US, P⟩ / (‖P‖² S). Where the slice is fitted
+    exactly, P = ±US and w = ±1/S; columns that are noise for a new node are damped.
+    """
+    scale = np.square(P, dtype=np.float64).sum(axis=0) * S
+    num = np.einsum("ir,ir->r", US, P, dtype=np.float64)
+    return np.asarray(np.divide(num, scale, out=np.zeros(len(S)), where=scale > 0))
 
 
 @dataclass(frozen=True)
