@@ -150,14 +150,15 @@ def roll_back(out: Path, to: str | None = None) -> RunFolder:
 def remove_old_runs(out: Path, keep: int) -> list[str]:
     """Remove what is not needed any more; return the names of the runs.
 
-    Kept are the published run, its reference, the newest `keep` complete runs, and unfinished runs that are
-    no refresh (`toffee resume` may go on with them).
+    Kept are the published run, its reference, the newest `keep` runs that were published and as many that
+    were rejected, and unfinished runs that are no refresh (`toffee resume` may go on with them).
     """
     latest = str(read_json(out / LATEST)["run_id"])
     current = read_json(out / "runs" / latest / "manifest.json")
     needed = {latest, current.get("refresh", {}).get("reference") or latest}
-    complete = [run for run in list_runs(out) if run.published]
-    needed |= {run.run_id for run in complete[-keep:]}
+    states = {row["run"]: row["state"] for row in describe_runs(out)}
+    for state in ("published", "rejected"):
+        needed |= set([name for name in states if states[name] == state][-keep:])
     removed = []
     for run in list_runs(out):
         if run.run_id != latest and run.published:

@@ -196,7 +196,10 @@ def refresh(config: RefreshConfig, progress: Progress | None = None) -> Refreshe
         except QualityError as error:
             run = list_runs(out)[-1]
             manifest = read_json(run.manifest) if run.published else {}
-            _record(out, Refreshed(run.run_id, "rejected", time.monotonic() - began, manifest, str(error)))
+            kept = Refreshed(run.run_id, "rejected", time.monotonic() - began, manifest, str(error))
+            if run.published:
+                kept.removed = remove_old_runs(out, config.keep)
+            _record(out, kept)
             raise
         except Exception as error:
             _record(out, Refreshed("", "failed", time.monotonic() - began, reason=str(error)))
