@@ -147,7 +147,8 @@ def season(base: Path, folder: Path, nodes: int, events: int, rank: int, nights:
                 X, y = examples(run, folder, WINDOW + at, seed=1)
                 f1[way] = float(f1_score(y, models[way].predict(X), average="micro"))
                 f1[f"{way} retrained"] = retrained(X, y)
-        worst = max(worst, fits["chain"] / fits["fresh"] - 1)
+        if at:
+            worst = max(worst, fits["chain"] / fits["fresh"] - 1)
     return {
         "cosine_aligned": float(np.median(cosines["chain"])),
         "cosine_aligned_worst": min(cosines["chain"]),
