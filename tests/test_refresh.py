@@ -207,8 +207,8 @@ def test_vectors_that_foretell_nothing_are_not_published(
     refresh(night(edges, out))
     write_day(edges, 30)
 
-    def shuffled(tensor: Any, freqs: Any, options: Any) -> Any:
-        for factors in solve_slices(tensor, freqs, options):
+    def shuffled(tensor: Any, freqs: Any, options: Any, *starts: Any) -> Any:
+        for factors in solve_slices(tensor, freqs, options, *starts):
             np.random.default_rng(0).shuffle(factors.A)
             yield factors
 
