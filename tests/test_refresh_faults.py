@@ -197,3 +197,23 @@ def test_a_night_without_new_edges(tmp_path: Path) -> None:
     assert second.state == "published"
     assert second.manifest["refresh"]["drift"][0]["cosine"]["p01"] > 0.99
     assert second.manifest["grid"] == first.manifest["grid"]
+
+
+def test_a_season_of_thirty_nights() -> None:
+    done = subprocess.run(
+        [sys.executable, "benchmarks/refresh.py", "--quick"],
+        cwd=Path(__file__).parents[1],
+        env=os.environ | clusters.ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.strip().splitlines()[-1])
+    assert result["cosine_aligned"] >= 0.95
+    assert result["cosine_aligned"] > result["cosine_unaligned"] + 0.05
+    assert result["f1_aligned"] > 0.8
+    # Times of so small a graph are noise on a busy machine; the benchmark proper shows them.
+    assert result["warm_iterations"] < result["cold_iterations"]
+    assert result["objective_excess"] < 1e-3

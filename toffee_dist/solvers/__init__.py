@@ -92,7 +92,9 @@ def solve_slice(matrix: Any, k: int, options: SolveOptions, start: Tall | None =
         name = "closed_form" if dtype.kind == "f" and is_hermitian(X) else "compressed"
     warm = start is not None and name != "closed_form"
     if start is not None and warm:
-        solution = minimise(X, (start[:, : scaled.rank] / np.cbrt(size)).astype(dtype), scaled)
+        # Near the answer from the first step on: one short step is enough.
+        near = (start[:, : scaled.rank] / np.cbrt(size)).astype(dtype)
+        solution = minimise(X, near, scaled, patience=1)
     else:
         solution = SOLVERS[name](X, scaled, rng)
     bound = solution.bound
