@@ -161,3 +161,19 @@ def zero_slice_svd(X: Array, rank: int) -> tuple[Array, Array, Array]:
     """Truncated SVD of Σ_t X(:,:,t), by numpy."""
     U, S, Vt = np.linalg.svd(X.sum(axis=2))
     return U[:, :rank], S[:rank], Vt[:rank].T
+
+
+def misfit(now: Array, before: Array, weights: Array, Q: Array) -> float:
+    """Σ_i w_i ‖x_i Q − y_i‖² over the directions of nodes that have one in both."""
+    total = 0.0
+    for x, y, w in zip(now, before, weights, strict=True):
+        if np.linalg.norm(x) > 0 and np.linalg.norm(y) > 0:
+            total += w * np.linalg.norm(x / np.linalg.norm(x) @ Q - y / np.linalg.norm(y)) ** 2
+    return total
+
+
+def neighbours(E: Array, row: int, k: int) -> set[int]:
+    """The k other rows with the largest cosine."""
+    cosines = [float(E[row] @ e / np.linalg.norm(E[row]) / np.linalg.norm(e)) for e in E]
+    cosines[row] = -np.inf
+    return set(np.argsort(cosines)[::-1][:k].tolist())

@@ -305,3 +305,19 @@ def test_a_slice_that_does_not_converge_says_so() -> None:
 def test_options_are_checked(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SolveOptions(**change)
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_a_warm_start_serves_a_window_that_moved(k: int) -> None:
+    """X_k·exp(iφ), and a little noise: A of the slice before is nearly the answer, R takes up the phase."""
+    X = random_matrix(1, 60, kind="real" if k == 0 else "complex", density=0.3)
+    options = replace(DOUBLE, rank=5, tol=1e-6)
+    before = solve_slice(X, k, options)
+    moved = X * (1 if k == 0 else np.exp(0.7j)) + 1e-3 * random_matrix(2, 60, kind="real")
+    cold = solve_slice(moved, k, options)
+    warm = solve_slice(moved, k, options, before.A)
+    assert warm.report.solver == "warm"
+    assert warm.report.objective == pytest.approx(cold.report.objective, rel=1e-2)
+    assert warm.report.iterations < cold.report.iterations / 2
+    fit = naive.objective(moved, warm.A, warm.R, DOUBLE.reg_a, DOUBLE.reg_r)
+    assert warm.report.objective == pytest.approx(fit, rel=1e-6)

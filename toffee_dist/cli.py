@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from toffee_dist.cli_evaluate import evaluate_command
+from toffee_dist.cli_refresh import REFRESH_COMMANDS
 from toffee_dist.config import EdgeSettings, JobConfig, ModelSettings, RuntimeSettings
 from toffee_dist.errors import ToffeeError
 from toffee_dist.options import config_options
@@ -216,6 +217,8 @@ def certs_command(out: str, hosts: tuple[str, ...], days: int) -> None:
 
 
 cli.add_command(evaluate_command)
+for _command in REFRESH_COMMANDS:
+    cli.add_command(_command)
 
 
 def main(arguments: list[str] | None = None) -> None:

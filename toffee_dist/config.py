@@ -108,7 +108,7 @@ class EdgeSettings(Settings):
     )
     zone: str = Field("UTC", description="Whose days and wall clock: Europe/Athens.")
     on_bad_rows: Literal["error", "skip"] = Field("error", description="What rows that are no edges cause.")
-    known: str | None = Field(None, description="An earlier ingest: its nodes keep their rows.")
+    known: str | None = Field(None, description="An earlier ingest or run: its nodes keep their rows.")
 
     def ingest_config(self) -> IngestConfig:
         """Return what the ingest takes."""
@@ -207,6 +207,52 @@ class JobConfig(EdgeSettings, ModelSettings, RuntimeSettings):
         names = {*EdgeSettings.model_fields, *ModelSettings.model_fields}
         text = json.dumps(self.model_dump(mode="json", include=names), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+class RefreshSettings(Settings):
+    """What a refresh does beyond the batch job: its night, its limits, what it keeps."""
+
+    as_of: str | None = Field(
+        None,
+        description="Steps that are over by this moment count (default: now): a date, timestamp or number.",
+    )
+    fresh: bool = Field(False, description="Follow no earlier run: new rows, new axes, a new reference.")
+    reference: str | None = Field(
+        None, description="Run that chain drift is measured against; default: the first of the chain."
+    )
+    warm: bool = Field(True, description="Start from the slices of the run before.")
+    holdout: int = Field(
+        1, ge=0, description="New steps at the end whose links test the vectors; 0 tests none."
+    )
+    min_links: int = Field(50, ge=1, description="Held-out links below which they are not judged.")
+    max_auc_drop: float = Field(
+        0.05, ge=0, le=1, description="How far the AUC of held-out links may be below the last run's."
+    )
+    min_coverage: float = Field(
+        0.5, ge=0, description="Active nodes at the least, as a share of the last run's."
+    )
+    min_cosine: float = Field(
+        0.7, ge=-1, le=1, description="Median cosine at the least between a node's vectors in both runs."
+    )
+    max_energy_drop: float = Field(
+        0.1, ge=0, le=1, description="How far the share of energy explained may be below the last run's."
+    )
+    keep: int = Field(14, ge=1, description="Published runs to keep, beside the reference.")
+
+
+class RefreshConfig(JobConfig, RefreshSettings):
+    """The nightly job. Window and known nodes are found by the refresh itself."""
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Refuse what would make two nights incomparable."""
+        super().model_post_init(context)
+        if "embedding" not in self.outputs:
+            raise ConfigError(
+                "outputs of a refresh",
+                got=", ".join(self.outputs),
+                allowed="embedding, and others beside it",
+                remedy="Nights are compared by their embedding.",
+            )
 
 
 def _read_toml(file: str) -> dict[str, Any]:

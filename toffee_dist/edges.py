@@ -82,7 +82,7 @@ class IngestConfig:
     on_bad_rows
         ``error`` refuses input that holds rows that are no edges, ``skip`` counts them.
     known
-        A folder of an earlier ingest; its nodes keep their rows.
+        A folder of an earlier ingest, or of an earlier run; its nodes keep their rows.
     """
 
     inputs: tuple[str, ...]
@@ -338,6 +338,15 @@ def estimate(config: IngestConfig, run: Run = run_here, say: Say = lambda line: 
     )
 
 
+def find_newest(config: IngestConfig, run: Run = run_here) -> tuple[TimeScale, int]:
+    """Return what a time is, and the newest one of all edges; reads the times once."""
+    reading = _prepare(replace(config, since=None, until=None, last=None), "", run, lambda line: None)
+    lo, hi = _time_range(list(run(scan, [replace(task, keep=False) for task in reading.tasks])))
+    per_unit, per_second = reading.schema.per_unit, reading.schema.per_second
+    scale, _ = choose_scale(lo, hi, per_unit, per_second, config.time_unit, config.columns.zone)
+    return scale, hi
+
+
 def _remove(folder: Path) -> None:
     """Remove a folder into which a task that was given up may still be writing."""
     for _ in range(100):
@@ -350,14 +359,16 @@ def _remove(folder: Path) -> None:
 def _known_files(config: IngestConfig) -> tuple[str, ...]:
     if config.known is None:
         return ()
-    manifest = Path(config.known) / MANIFEST
+    folder = Path(config.known)
+    run = (folder / "registry").is_dir()
     try:
-        bipartite = json.loads(manifest.read_text())["config"]["columns"]["bipartite"]
+        known = json.loads((folder / ("manifest.json" if run else MANIFEST)).read_text())["config"]
+        bipartite = known["bipartite"] if run else known["columns"]["bipartite"]
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
             "earlier ingest",
             got=f"{config.known} ({type(error).__name__})",
-            allowed=f"a folder with {MANIFEST} and nodes/",
+            allowed=f"a folder with {MANIFEST} and nodes/, or a run with manifest.json and registry/",
         ) from None
     if bipartite != config.columns.bipartite:
         raise ConfigError(
@@ -365,7 +376,7 @@ def _known_files(config: IngestConfig) -> tuple[str, ...]:
             got="two spaces of nodes" if bipartite else "one space of nodes",
             allowed="the same choice of --bipartite",
         )
-    return registry.registry_files(Path(config.known) / "nodes")
+    return registry.registry_files(folder / ("registry" if run else "nodes"))
 
 
 def _window(

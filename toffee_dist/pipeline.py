@@ -12,6 +12,7 @@ and resumes one; where the tasks run changes no byte.
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -22,16 +23,17 @@ from typing import Any
 
 import numpy as np
 
-from toffee_dist import runtime, staging, tasks
-from toffee_dist.config import JobConfig
+from toffee_dist import drift, runtime, staging, tasks
+from toffee_dist.config import JobConfig, RefreshConfig
 from toffee_dist.edges import ingest
-from toffee_dist.errors import ConfigError, InputError, TooLargeError
+from toffee_dist.errors import ConfigError, InputError, QualityError, TooLargeError
+from toffee_dist.gate import Following, Night, judge
 from toffee_dist.plan import Plan, Shape, batch_freqs, iter_parts, make_plan, part_rows, wanted_parts
 from toffee_dist.progress import Progress
-from toffee_dist.slices import MODEL, REDUCED, array_path, is_finished, slice_name
+from toffee_dist.slices import HELD, MODEL, REDUCED, array_path, is_finished, slice_name
 from toffee_dist.sources import find_files, fingerprint
 from toffee_dist.spectrum import count_freqs
-from toffee_dist.store import RunFolder, new_run, read_json, save_array, write_json
+from toffee_dist.store import RunFolder, new_run, point_to, read_json, save_array, write_json
 from toffee_dist.summary import MANIFEST as INGEST_MANIFEST
 from toffee_dist.timegrid import TimeGrid
 
@@ -60,8 +62,19 @@ class Outcome:
         }
 
 
-def start_run(config: JobConfig, progress: Progress | None = None) -> Outcome:
+def start_run(
+    config: JobConfig, progress: Progress | None = None, following: Following | None = None
+) -> Outcome:
     """Start a new run in `config.out` and see it through.
+
+    Parameters
+    ----------
+    config
+        What to do.
+    progress
+        Is shown how far it is.
+    following
+        The night that a refresh is of, and the run it follows.
 
     Raises
     ------
@@ -74,14 +87,13 @@ def start_run(config: JobConfig, progress: Progress | None = None) -> Outcome:
     ingest_config = config.ingest_config()
     files, _ = find_files(ingest_config.inputs)
     run = new_run(Path(config.out))
-    run.write_job(
-        {
-            "config": config.model_dump(mode="json"),
-            "identity": config.identity(),
-            "fingerprint": fingerprint(files),
-            "begun": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
-    )
+    job = {
+        "config": config.model_dump(mode="json"),
+        "identity": config.identity(),
+        "fingerprint": fingerprint(files),
+        "begun": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    run.write_job(job if following is None else {**job, "following": following.to_json()})
     try:
         return _work(config, run, progress or Progress())
     except (ConfigError, InputError, TooLargeError):
@@ -103,7 +115,8 @@ def resume_run(run: RunFolder, where: dict[str, Any], progress: Progress | None 
         Runtime settings that replace those of the start.
     """
     job = run.read_job()
-    config = JobConfig.read({**job["config"], **where})
+    kind = RefreshConfig if "following" in job else JobConfig
+    config = kind.read({**job["config"], **where})
     if not run.ingest.exists():
         files, _ = find_files(config.inputs)
         if fingerprint(files) != job["fingerprint"]:
@@ -210,6 +223,16 @@ class _Job:
         self.tensor, self.slices = str(run.ingest / "tensor"), str(run.slices)
         self.outcome = Outcome(run, plan)
         self.shape = plan.shape
+        self.parts = wanted_parts(config, self.shape.directed)
+        # What one vector a node comes from, and in which form.
+        self.zero = REDUCED if config.reduce != "sum" else slice_name(0)
+        self.gauge: str = config.gauge
+        if config.model in ("tsvd", "rescal"):
+            # What the model says its vectors are is what is published.
+            self.zero, self.gauge = MODEL, "canonical"
+        following = run.read_job().get("following")
+        self.night = None if following is None else Night(Following(**following))
+        self.warm = "" if self.night is None else self.night.following.warm
 
     def map(self, stage: str, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         """Run one map of tasks, and show how far it is."""
@@ -231,6 +254,9 @@ class _Job:
             self.fit_model()
         elif set(outputs) != {"spectrum"}:
             names = self.solve_zero()
+        self.look_at_nodes()
+        if self.night is not None and self.night.following.previous:
+            self.align(self.night)
         if "trajectory" in outputs:
             chosen = self.choose()
         wanted = set(chosen)
@@ -249,11 +275,44 @@ class _Job:
             reduces.append("sum")
         if self.config.reduce != "sum" and "embedding" in self.config.outputs:
             reduces.append(self.config.reduce)
-        items = [tasks.SolveTask(self.tensor, self.slices, (0,), options, reduce) for reduce in reduces]
+        items = [
+            tasks.SolveTask(self.tensor, self.slices, (0,), options, reduce, warm=self.warm)
+            for reduce in reduces
+        ]
         self.solve("solve zero", items)
         names = [item.name(0) for item in items]
         self.map("basis", tasks.write_basis, [tasks.BasisTask(self.slices, name) for name in names])
         return names
+
+    def look_at_nodes(self) -> None:
+        """Leave degree, activity and residual of every node."""
+        zero = self.zero if "embedding" in self.config.outputs else ""
+        reduce = self.config.reduce if zero else "sum"
+        item = tasks.ActivityTask(str(self.run.path), zero, reduce, self.gauge)
+        [figures] = self.map("nodes", tasks.write_activity, [item])
+        self.outcome.figures |= figures
+
+    @property
+    def roles(self) -> tuple[tasks.Part, ...]:
+        """The outputs of one vector a node."""
+        return tuple(part for part in self.parts if part.startswith("embedding"))
+
+    def align(self, night: Night) -> None:
+        """Find the rotation onto the run before, and what its vectors know of the held-out links."""
+        run, previous, gauge = str(self.run.path), night.following.previous, self.gauge
+        item = drift.AlignTask(run, previous, self.roles, self.zero, gauge)
+        [night.alignment] = self.map("align", drift.align_run, [item])
+        night.holdout = min(night.following.holdout, self.shape.n_steps - 1)
+        if night.holdout < 1 or self.zero == MODEL:
+            return
+        options, reduce = self.config.solve_options(), self.config.reduce
+        held = tasks.SolveTask(
+            self.tensor, self.slices, (0,), options, reduce, holdout=night.holdout, warm=self.warm
+        )
+        self.map("solve held out", tasks.solve_batch, [held])
+        self.map("basis", tasks.write_basis, [tasks.BasisTask(self.slices, HELD)])
+        links = drift.LinksTask(run, previous, night.holdout, self.roles, gauge, self.config.seed)
+        [night.links] = self.map("links", drift.score_links, [links])
 
     def fit_model(self) -> None:
         """Fit another model, and leave its vectors where those of a zero slice would be."""
@@ -289,7 +348,7 @@ class _Job:
         """Solve the other slices, in batches, and project them on the common basis."""
         options, projected = self.config.solve_options(), "trajectory" in self.config.outputs
         items = [
-            tasks.SolveTask(self.tensor, self.slices, batch, options, projected=projected)
+            tasks.SolveTask(self.tensor, self.slices, batch, options, projected=projected, warm=self.warm)
             for batch in batch_freqs(freqs, self.shape, self.config.rank)
         ]
         if items:
@@ -311,13 +370,9 @@ class _Job:
 
     def reduce(self, chosen: tuple[int, ...]) -> list[tasks.CheckTask]:
         """Write the Parquet parts of every output; return how each can be checked."""
-        zero = REDUCED if self.config.reduce != "sum" else slice_name(0)
-        gauge: str = self.config.gauge
-        if self.config.model in ("tsvd", "rescal"):
-            # What the model says its vectors are is what is published.
-            zero, gauge = MODEL, "canonical"
+        rotated = self.night is not None and self.night.alignment is not None
         checks = []
-        for output in wanted_parts(self.config, self.shape.directed):
+        for output in self.parts:
             freqs: tuple[int, ...] = ()
             if output == "trajectory":
                 freqs = chosen
@@ -325,11 +380,13 @@ class _Job:
                 freqs = tuple(range(count_freqs(self.shape.n_steps)))
             rows = part_rows(self.shape, self.config, output, len(freqs))
             items = [
-                tasks.PartTask(str(self.run.path), output, *part, freqs, zero, gauge)
+                tasks.PartTask(str(self.run.path), output, *part, freqs, self.zero, self.gauge, rotated)
                 for part in iter_parts(self.shape.n_nodes, rows)
             ]
             self.map(output, tasks.write_part, items)
             columns = ["node_id", *(["space"] if self.config.bipartite else []), *tasks.COLUMNS[output]]
+            if self.zero == MODEL and "residual" in columns:
+                columns.remove("residual")
             each = {"trajectory": self.shape.n_steps, "factors/A_time": self.shape.n_steps}.get(output, 1)
             each = len(freqs) if output == "factors/A_freq" else each
             checks += [
@@ -346,9 +403,18 @@ class _Job:
         [figures] = self.map("tables", tasks.write_tables, [item])
         self.outcome.figures |= figures | {"output_bytes": sum(sizes)}
         job, ingested = self.run.read_job(), read_json(self.run.ingest / INGEST_MANIFEST)
-        self.run.publish(
+        # A later run extends the rows of this one.
+        shutil.copytree(self.run.ingest / "nodes", self.run.registry, dirs_exist_ok=True)
+        if self.night is not None:
+            [self.night.saved] = self.map(
+                "keep slices",
+                drift.keep_slices,
+                [drift.KeepTask(str(self.run.path), tuple(names), self.warm)],
+            )
+        reasons = self.judge()
+        self.run.complete(
             {
-                "state": "published",
+                "state": "rejected" if reasons else "published",
                 "begun": job["begun"],
                 "finished": datetime.now(UTC).isoformat(timespec="seconds"),
                 "config": job["config"],
@@ -358,9 +424,35 @@ class _Job:
                 "directed": self.shape.directed,
                 "summary": ingested["summary"],
                 "grid": ingested["grid"],
-                "outputs": wanted_parts(self.config, self.shape.directed),
+                "outputs": self.parts,
                 "metrics": {k: v for k, v in self.outcome.to_json().items() if k != "run"},
+                **({} if self.night is None else {"refresh": self.night.to_json()}),
             }
         )
+        if not reasons:
+            point_to(self.run)
         if not self.config.keep_work:
             self.run.remove_work()
+        if reasons:
+            raise QualityError(
+                f"run {self.run.run_id} is not published",
+                got="; ".join(reasons),
+                allowed="the limits of the configuration",
+                remedy="The run published before stays. toffee rollback --to publishes this one anyway.",
+            )
+
+    def judge(self) -> list[str]:
+        """Measure how far this run is from those before it; return why it must not be published, if so."""
+        if self.night is None or self.night.alignment is None:
+            return []
+        assert isinstance(self.config, RefreshConfig)
+        following, run = self.night.following, str(self.run.path)
+        earlier = dict.fromkeys([following.previous, following.reference])
+        items = [
+            drift.DriftTask(run, path, self.zero, self.gauge, path == following.previous, self.config.seed)
+            for path in earlier
+        ]
+        self.night.drift = [found.to_json() for found in self.map("drift", drift.measure_drift, items)]
+        before = read_json(Path(following.previous) / "manifest.json")["metrics"]
+        self.night.reasons = judge(self.night, self.outcome.figures, before, self.config)
+        return self.night.reasons

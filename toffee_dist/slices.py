@@ -3,8 +3,9 @@
     A-<name>.npy (n×r)   R-<name>.npy (r×r)   <name>.json
     C-<name>.npy (r×r, R Aᴴ V)   and of a zero slice its singular vectors U, S, V
 
-A name is the frequency, ``reduced`` for the zero slice of the tensor weighted in time, or ``model`` for the
-vectors of another model. Readers take ranges of rows with one seek.
+A name is the frequency, ``reduced`` for the zero slice of the tensor weighted in time, ``held`` for that of
+the tensor without its last steps, or ``model`` for the vectors of another model. Readers take ranges of rows
+with one seek.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from toffee_dist.store import replacing, save_array
 
 REDUCED = "reduced"
 MODEL = "model"
+HELD = "held"
 
 
 def slice_name(k: int) -> str:

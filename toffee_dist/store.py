@@ -1,7 +1,7 @@
 """The store: where runs live, which one readers see, and how a file appears whole or not at all.
 
 OUT/latest.json             pointer to the published run; replaced last
-OUT/runs/<run_id>/          one run; published when it has a manifest.json
+OUT/runs/<run_id>/          one run; complete when it has a manifest.json, which also says if it was rejected
 OUT/runs/<run_id>/work/     job.json (what was asked for), staged tensor, slices; gone after publishing
 """
 
@@ -101,6 +101,16 @@ class RunFolder:
         return self.work / "slices"
 
     @property
+    def registry(self) -> Path:
+        """The rows of all nodes, which a later run extends."""
+        return self.path / "registry"
+
+    @property
+    def warm(self) -> Path:
+        """What the solves of the next night start from; of the latest run of a chain."""
+        return self.path / "warm"
+
+    @property
     def manifest(self) -> Path:
         """What makes a run visible."""
         return self.path / MANIFEST
@@ -119,19 +129,20 @@ class RunFolder:
         job: dict[str, Any] = read_json(self.work / JOB)
         return job
 
-    def publish(self, manifest: dict[str, Any]) -> None:
-        """Make the run visible: the manifest, then the pointer, each replaced at once."""
+    def complete(self, manifest: dict[str, Any]) -> None:
+        """Make the run whole: its manifest is replaced at once. Readers see it after `point_to`."""
         write_json(self.manifest, {"format": FORMAT, "run_id": self.run_id, **manifest})
-        point_to(self)
 
     def remove_work(self) -> None:
         """Remove what only the computation needed; readers never look there."""
         shutil.rmtree(self.work, ignore_errors=True)
 
 
-def point_to(run: RunFolder) -> None:
-    """Make a complete run the one that readers of OUT see."""
-    pointer = {"format": FORMAT, "run_id": run.run_id, "path": f"runs/{run.run_id}"}
+def point_to(run: RunFolder, withdrawn: tuple[str, ...] = ()) -> None:
+    """Make a complete run the one that readers of OUT see; `withdrawn` are newer ones that must not be."""
+    pointer: dict[str, Any] = {"format": FORMAT, "run_id": run.run_id, "path": f"runs/{run.run_id}"}
+    if withdrawn:
+        pointer["withdrawn"] = list(withdrawn)
     write_json(run.out / LATEST, pointer)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -19,9 +19,12 @@ import pyarrow as pa
 
 from toffee_dist import registry, writer
 from toffee_dist.embedding import step_weights
+from toffee_dist.errors import UnfinishedError
 from toffee_dist.frequencies import choose_freqs
 from toffee_dist.gauge import CommonBasis, common_basis, project
 from toffee_dist.slices import (
+    HELD,
+    MODEL,
     REDUCED,
     array_path,
     extend_slice,
@@ -34,11 +37,16 @@ from toffee_dist.slices import (
 )
 from toffee_dist.solvers import SolveOptions, solve_slices
 from toffee_dist.solvers.base import times
-from toffee_dist.spectrum import inverse_transform, node_energies
+from toffee_dist.spectrum import inverse_transform, iter_values, node_energies, slice_matrix
 from toffee_dist.staging import open_tensor
-from toffee_dist.store import replacing
+from toffee_dist.store import replacing, save_array, write_json
 from toffee_dist.tensor import TemporalTensor
 from toffee_dist.timegrid import TimeGrid
+
+# The r×r rotation of a run, beside its manifest.
+ROTATION = "rotation.npy"
+# And the weights with which vectors of new nodes are made, a row a role; see `fold`.
+FOLD = "fold.npy"
 
 Part = Literal["embedding", "embedding_target", "trajectory", "factors/A_time", "factors/A_freq", "spectrum"]
 
@@ -59,6 +67,10 @@ class SolveTask:
         Weights in time: the zero slice of the weighted tensor, kept under its own name.
     projected
         Whether to project on the common basis, which must be there.
+    holdout
+        Steps at the end that the zero slice must not see, for testing; kept under its own name.
+    warm
+        Folder of the A of last night's slices, to start from; empty: start afresh.
     """
 
     tensor: str
@@ -67,9 +79,13 @@ class SolveTask:
     options: SolveOptions
     reduce: str = "sum"
     projected: bool = False
+    holdout: int = 0
+    warm: str = ""
 
     def name(self, k: int) -> str:
         """Return the name of the slice of frequency k."""
+        if self.holdout:
+            return HELD
         return slice_name(k) if self.reduce == "sum" else REDUCED
 
     @property
@@ -84,14 +100,37 @@ def solve_batch(task: SolveTask) -> int:
     missing = [k for k in task.freqs if not is_finished(folder, task.name(k), task.arrays)]
     if not missing:
         return 0
-    tensor = open_tensor(task.tensor)
-    weights = step_weights(task.reduce, tensor.n_steps)
-    if weights is not None:
-        tensor = tensor.with_step_weights(weights)
+    tensor = weigh_steps(open_tensor(task.tensor), task.reduce, task.holdout)
     V = read_rows(array_path(folder, "V", slice_name(0))) if task.projected else None
-    for factors in solve_slices(tensor, missing, task.options):
+    solved = solve_slices(tensor, missing, task.options)
+    if task.warm:
+        solved = solve_slices(tensor, missing, task.options, lambda k: read_start(task, k, tensor.n_nodes))
+    for factors in solved:
         write_slice(folder, task.name(factors.k), factors, None if V is None else {"C": project(factors, V)})
     return len(missing)
+
+
+def read_start(task: SolveTask, k: int, n_nodes: int) -> np.ndarray[Any, Any] | None:
+    """Return last night's A of a slice, new nodes as zeros; None where there is none that fits."""
+    # Last night's own slice has not seen the steps that are held out.
+    name = replace(task, holdout=0).name(k)
+    try:
+        A = read_rows(array_path(Path(task.warm), "A", name))
+    except UnfinishedError:
+        return None
+    if A.ndim != 2 or A.shape[1] != task.options.rank or len(A) > n_nodes or not np.isfinite(A).all():
+        return None
+    return np.pad(A, [(0, n_nodes - len(A)), (0, 0)])
+
+
+def weigh_steps(tensor: TemporalTensor, reduce: str, holdout: int = 0) -> TemporalTensor:
+    """Return the tensor weighted in time, its last `holdout` steps with nothing."""
+    weights = step_weights(reduce, tensor.n_steps - holdout)
+    if holdout:
+        weights = np.append(
+            np.ones(tensor.n_steps - holdout) if weights is None else weights, [0.0] * holdout
+        )
+    return tensor if weights is None else tensor.with_step_weights(weights)
 
 
 @dataclass(frozen=True)
@@ -176,6 +215,8 @@ class PartTask:
         Name of the slice that one vector a node comes from.
     gauge
         ``canonical`` or ``none``.
+    rotated
+        Whether vectors are turned by the rotation of the run, which must be there.
     """
 
     run: str
@@ -186,6 +227,7 @@ class PartTask:
     freqs: tuple[int, ...]
     zero: str
     gauge: str
+    rotated: bool = False
 
     @property
     def path(self) -> Path:
@@ -215,28 +257,63 @@ def write_part(task: PartTask) -> int:
     return task.stop - task.start
 
 
+def read_vectors(
+    slices: Path, output: Part, zero: str, gauge: str, start: int, stop: int
+) -> np.ndarray[Any, Any]:
+    """Return one vector a node: U·S^{2/3} (sources), V·S^{2/3} (targets), or the paper's A_0·R_0."""
+    if gauge == "none":
+        A = read_rows(array_path(slices, "A", zero), start, stop)
+        return times(A, read_rows(array_path(slices, "R", zero)))
+    key = "V" if output == "embedding_target" else "U"
+    array = read_rows(array_path(slices, key, zero), start, stop)
+    S = read_rows(array_path(slices, "S", zero))
+    array *= (np.cbrt(S) ** 2).astype(array.dtype)
+    return array
+
+
+def turned_vectors(
+    run: Path, output: Part, zero: str, gauge: str, rotated: bool, start: int, stop: int
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return vectors as they are published, in the axes of the run before, and which nodes are cold."""
+    array = read_vectors(run / "work" / "slices", output, zero, gauge, start, stop)
+    if rotated:
+        array = times(array, read_rows(run / ROTATION))
+    role = "target" if output == "embedding_target" else "source"
+    cold = read_rows(run / "work" / "activity" / f"{role}_cold.npy", start, stop)
+    # A node without edges has no direction: what rounding left of it must not look like one.
+    array[cold] = 0
+    return np.asarray(array, dtype=np.float32), cold
+
+
 def _one_vector(task: PartTask) -> dict[str, Any]:
-    """One vector a node: U·S^{2/3} (sources), V·S^{2/3} (targets), or the paper's A_0·R_0."""
-    if task.gauge == "none":
-        A = read_rows(array_path(task.slices, "A", task.zero), task.start, task.stop)
-        array = times(A, read_rows(array_path(task.slices, "R", task.zero)))
-    else:
-        key = "V" if task.output == "embedding_target" else "U"
-        array = read_rows(array_path(task.slices, key, task.zero), task.start, task.stop)
-        S = read_rows(array_path(task.slices, "S", task.zero))
-        array *= (np.cbrt(S) ** 2).astype(array.dtype)
-    return task.ids | {"embedding": writer.vectors(np.asarray(array, dtype=np.float32))}
+    """One vector a node, and how far it can be trusted."""
+    rows = task.start, task.stop
+    run, activity = Path(task.run), Path(task.run) / "work" / "activity"
+    array, cold = turned_vectors(run, task.output, task.zero, task.gauge, task.rotated, *rows)
+    last = read_rows(activity / "last.npy", *rows)
+    columns = task.ids | {
+        "embedding": writer.vectors(array),
+        "degree": read_rows(activity / "degree.npy", *rows),
+        "last_step": pa.array(last, mask=last < 0),
+        "is_cold": cold,
+    }
+    if task.zero != MODEL:
+        role = "target" if task.output == "embedding_target" else "source"
+        columns["residual"] = read_rows(activity / f"{role}_residual.npy", *rows)
+    return columns
 
 
 def _over_time(task: PartTask) -> dict[str, Any]:
     """One vector a node and step: irfft over k of A_k C_k (trajectory) or of A_k (the paper's factors)."""
     n_steps = open_tensor(task.ingest / "tensor").n_steps
     small = None if task.output == "factors/A_time" else ("R" if task.gauge == "none" else "C")
+    Q = read_rows(Path(task.run) / ROTATION) if task.rotated and small is not None else None
     hat = None
     for at, k in enumerate(task.freqs):
         A = read_rows(array_path(task.slices, "A", slice_name(k)), task.start, task.stop)
         if small is not None:
-            A = times(A, read_rows(array_path(task.slices, small, slice_name(k))))
+            C = read_rows(array_path(task.slices, small, slice_name(k)))
+            A = times(A, C if Q is None else C @ Q)
         if hat is None:
             dtype = np.result_type(A, np.complex64) if len(task.freqs) > 1 else A.dtype
             hat = np.empty((len(task.freqs), *A.shape), dtype)
@@ -288,13 +365,92 @@ PARTS = {
     "spectrum": _spectrum,
 }
 COLUMNS: dict[Part, list[str]] = {
-    "embedding": ["embedding"],
-    "embedding_target": ["embedding"],
+    "embedding": ["embedding", "degree", "last_step", "is_cold", "residual"],
+    "embedding_target": ["embedding", "degree", "last_step", "is_cold", "residual"],
     "trajectory": ["step", "embedding"],
     "factors/A_time": ["step", "embedding"],
     "factors/A_freq": ["k", "real", "imag"],
     "spectrum": ["energy"],
 }
+
+
+@dataclass(frozen=True)
+class ActivityTask:
+    """What is known of every node beside its vector.
+
+    Parameters
+    ----------
+    run
+        Folder of the run.
+    zero
+        Slice that one vector a node comes from; empty where there is none.
+    reduce
+        Weights in time of that slice.
+    gauge
+        What the vectors are; new nodes can be given canonical ones.
+    """
+
+    run: str
+    zero: str
+    reduce: str
+    gauge: str
+
+
+def write_activity(task: ActivityTask) -> dict[str, Any]:
+    """Leave degree, first and last step of every node; for each role whether it is cold, and its residual.
+
+    A node is cold in a role where it has no edge in it. The residual is the share of its row x_i of the zero
+    slice that the fit m_i leaves: ‖x_i − m_i‖² / ‖x_i‖², 1 where there is nothing to fit. With M = U S Vᵀ,
+    ‖m_i‖² = ‖(US)_i‖² and ⟨x_i, m_i⟩ = (US)_i·(XV)_i; for targets the same of Mᵀ.
+    """
+    run = Path(task.run)
+    folder, slices = run / "work" / "activity", run / "work" / "slices"
+    record = folder / "record.json"
+    if record.exists():
+        known: dict[str, Any] = json.loads(record.read_text())
+        return known
+    folder.mkdir(exist_ok=True)
+    tensor = open_tensor(run / "work" / "ingest" / "tensor")
+    degree, first, last = node_activity(tensor)
+    arrays = {"degree": degree, "first": first, "last": last}
+    folds: list[Any] = []
+    found: dict[str, Any] = {"active": int((degree > 0).sum())}
+    if task.zero:
+        [(_, values)] = iter_values(weigh_steps(tensor, task.reduce), [0])
+        matrix = slice_matrix(tensor, values)
+        for role, X in (("source", matrix), ("target", matrix.T)):
+            energy = np.asarray(X.multiply(X).sum(axis=1)).ravel()
+            arrays[f"{role}_cold"] = energy == 0
+            if task.zero != MODEL:
+                keys = ("U", "V") if role == "source" else ("V", "U")
+                left, right = (read_rows(array_path(slices, key, task.zero)) for key in keys)
+                # Of an undirected graph both roles have the published vectors of the source.
+                others = right if tensor.directed else left.copy()
+                S = read_rows(array_path(slices, "S", task.zero))
+                left *= S.astype(left.dtype)
+                product = np.einsum("ir,ir->i", left, X @ right, dtype=np.float64)
+                folds.append(fold_weights(left, S, X @ others))
+                missed = energy - 2 * product + np.square(left, dtype=np.float64).sum(axis=1)
+                share = np.divide(missed, energy, out=np.ones_like(energy), where=energy > 0)
+                arrays[f"{role}_residual"] = np.maximum(share, 0).astype(np.float32)
+                found["energy_share"] = 1 - float(missed[energy > 0].sum() / max(energy.sum(), 1e-300))
+    if folds and task.gauge == "canonical":
+        save_array(run / FOLD, np.stack(folds))
+    for name, array in arrays.items():
+        save_array(folder / f"{name}.npy", array)
+    write_json(record, found)
+    return found
+
+
+def fold_weights(US: Any, S: Any, P: Any) -> np.ndarray[Any, Any]:
+    """Return w of `fold`: for each column the factor with which P = X F·S^{−2/3} comes nearest to U·S^{2/3}.
+
+    Least squares over the nodes of the run, then S^{−2/3}: w = ⟨US, P⟩ / (‖P‖² S). Where the slice is fitted
+    exactly, P = ±US and w = ±1/S; columns that are noise for a new node are damped.
+    """
+    scale = np.square(P, dtype=np.float64).sum(axis=0) * S
+    num = np.einsum("ir,ir->r", US, P, dtype=np.float64)
+    return np.asarray(np.divide(num, scale, out=np.zeros(len(S)), where=scale > 0))
 
 
 @dataclass(frozen=True)
@@ -424,7 +580,8 @@ def _write_cores(run: Path, freqs: tuple[int, ...], n_steps: int) -> None:
 def write_nodes(run: Path, grid: TimeGrid) -> None:
     """Write nodes.parquet: node_id, row, degree, first and last step, and the moments they begin at."""
     tensor = open_tensor(run / "work" / "ingest" / "tensor")
-    degree, first, last = node_activity(tensor)
+    activity = run / "work" / "activity"
+    degree, first, last = (read_rows(activity / f"{name}.npy") for name in ("degree", "first", "last"))
     starts = step_starts(grid)
 
     def tables() -> Iterator[pa.Table]:

@@ -7,13 +7,13 @@ and every slice stops at its own convergence. Nothing here knows of Dask.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from toffee_dist.solvers.als import solve_als
+from toffee_dist.solvers.als import minimise, solve_als
 from toffee_dist.solvers.base import (
     Operator,
     SliceFactors,
@@ -21,6 +21,7 @@ from toffee_dist.solvers.base import (
     SolveOptions,
     Solver,
     SolverName,
+    Tall,
 )
 from toffee_dist.solvers.closed_form import bound_slice, is_hermitian, solve_closed_form
 from toffee_dist.solvers.compressed import solve_compressed
@@ -37,14 +38,20 @@ SOLVERS: dict[SolverName, Solver] = {
 
 
 def solve_slices(
-    tensor: TemporalTensor, freqs: Sequence[int], options: SolveOptions
+    tensor: TemporalTensor,
+    freqs: Sequence[int],
+    options: SolveOptions,
+    starts: Callable[[int], Tall | None] = lambda k: None,
 ) -> Iterator[SliceFactors]:
-    """Transform and solve a batch of frequencies, one at a time, in the order given."""
+    """Transform and solve a batch of frequencies, one at a time, in the order given.
+
+    `starts` gives the A that a frequency starts from, or None; see `solve_slice`.
+    """
     for k, values in iter_values(tensor, freqs):
-        yield solve_slice(slice_matrix(tensor, values), k, options)
+        yield solve_slice(slice_matrix(tensor, values), k, options, starts(k))
 
 
-def solve_slice(matrix: Any, k: int, options: SolveOptions) -> SliceFactors:
+def solve_slice(matrix: Any, k: int, options: SolveOptions, start: Tall | None = None) -> SliceFactors:
     """Solve one slice.
 
     Parameters
@@ -55,6 +62,10 @@ def solve_slice(matrix: Any, k: int, options: SolveOptions) -> SliceFactors:
         The frequency: it names the slice and, with the seed, its random numbers.
     options
         How to solve.
+    start : (n, rank) array, optional
+        The A of a slice like this one, such as that of last night's window: a window that has moved by s
+        steps multiplies X_k by exp(2πi·k·s/T), which R takes up (it is solved for first), so A serves as it
+        is. Where a closed form exists it is exact, and needs no start.
     """
     began = time.perf_counter()
     n, rank = matrix.shape[0], options.rank
@@ -79,7 +90,13 @@ def solve_slice(matrix: Any, k: int, options: SolveOptions) -> SliceFactors:
     if name == "auto":
         # Complex slices of a real tensor are not Hermitian; real ones are if the graph is undirected.
         name = "closed_form" if dtype.kind == "f" and is_hermitian(X) else "compressed"
-    solution = SOLVERS[name](X, scaled, rng)
+    warm = start is not None and name != "closed_form"
+    if start is not None and warm:
+        # Near the answer from the first step on: one short step is enough.
+        near = (start[:, : scaled.rank] / np.cbrt(size)).astype(dtype)
+        solution = minimise(X, near, scaled, patience=1)
+    else:
+        solution = SOLVERS[name](X, scaled, rng)
     bound = solution.bound
     if bound is None and options.bound:
         bound = bound_slice(X, scaled, rng)
@@ -95,7 +112,7 @@ def solve_slice(matrix: Any, k: int, options: SolveOptions) -> SliceFactors:
         gap=None if not bound else (solution.objective - bound) / bound,
         iterations=solution.iterations,
         seconds=time.perf_counter() - began,
-        solver=name,
+        solver="warm" if warm else name,
         converged=solution.converged,
     )
     return SliceFactors(A, R, report)

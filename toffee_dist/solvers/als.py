@@ -43,7 +43,9 @@ class _State:
     objective: float
 
 
-def minimise(X: Operator, A: Tall, options: SolveOptions, *, momentum: bool = True) -> Solution:
+def minimise(
+    X: Operator, A: Tall, options: SolveOptions, *, momentum: bool = True, patience: int | None = None
+) -> Solution:
     """Run ALS from A until it converges; the objective falls at every iteration.
 
     The plain update replaces A in both its places at once, so it may overshoot: a random 7×7 slice at
@@ -67,6 +69,8 @@ def minimise(X: Operator, A: Tall, options: SolveOptions, *, momentum: bool = Tr
 
         β grows while the objective falls; when it would not, β is halved and the plain step taken.
         Measured: 3 times fewer iterations on mathoverflow, 5 on workplace, to the same objective.
+    patience
+        Short steps in a row that count as converged; default: two with momentum, else one.
     """
     asked, floor = options, REG_FLOOR[np.finfo(X.dtype).bits]
     options = replace(options, reg_a=max(asked.reg_a, floor), reg_r=max(asked.reg_r, floor))
@@ -93,8 +97,9 @@ def minimise(X: Operator, A: Tall, options: SolveOptions, *, momentum: bool = Tr
         drop = state.objective - new.objective
         previous, state = state.A, new
         # With momentum a step may be short once and long the next time: two short ones in a row.
+        enough = 1 + momentum if patience is None else patience
         short = short + 1 if drop <= options.tol * state.objective else 0
-        converged = short > momentum or _without_floor(state, options, asked) <= rounding
+        converged = short >= enough or _without_floor(state, options, asked) <= rounding
     value = _without_floor(state, options, asked)
     return Solution(state.A, state.R, value, iterations, bool(converged))
 
