@@ -49,6 +49,19 @@ def test_parseval(rows: Events) -> None:
     np.testing.assert_allclose((m * energies).sum() / rows.n_steps, np.square(tensor.values).sum())
 
 
+@pytest.mark.parametrize("lag_cost", [0.0, np.inf])
+@given(rows=events())
+def test_energies_by_autocorrelation_and_by_transform(lag_cost: float, rows: Events) -> None:
+    tensor = rows.tensor(entry="sum", pair_weight="raw")
+    X_hat = naive.slices(np.asarray(tensor.to_coo().todense()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spectrum, "LAG_COST", lag_cost)
+        patch.setattr(spectrum, "BLOCK_BYTES", 64 * 5)
+        got = spectrum.slice_energies(tensor)
+    expected = (np.abs(X_hat) ** 2).sum(axis=(1, 2))
+    np.testing.assert_allclose(got, expected, atol=1e-12 * max(expected.max(), 1.0), rtol=1e-9)
+
+
 @given(events())
 def test_node_energies_sum_to_slice_energies(rows: Events) -> None:
     tensor = rows.tensor(entry="count")
