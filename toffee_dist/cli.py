@@ -141,11 +141,17 @@ def resume_command(path: str, config: str | None, as_json: bool, **options: Any)
     Example:
       toffee resume vectors --mode processes
     """
+    from toffee_dist.cli_refresh import show_night
     from toffee_dist.pipeline import resume_run
+    from toffee_dist.refresh import resume_night
     from toffee_dist.store import find_unfinished
 
     where = RuntimeSettings.read(options, config).model_dump(exclude_unset=True)
-    _show(resume_run(find_unfinished(Path(path)), where, choose_progress(quiet=as_json)), as_json)
+    run, progress = find_unfinished(Path(path)), choose_progress(quiet=as_json)
+    if "following" in run.read_job():
+        show_night(resume_night(run, where, progress), as_json)
+    else:
+        _show(resume_run(run, where, progress), as_json)
 
 
 def _show(outcome: Any, as_json: bool) -> None:

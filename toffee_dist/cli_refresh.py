@@ -32,11 +32,16 @@ def refresh_command(inputs: tuple[str, ...], config: str | None, as_json: bool, 
     from toffee_dist.refresh import refresh
 
     settings = RefreshConfig.read({"inputs": inputs or None, **options}, config)
-    done = refresh(settings, choose_progress(quiet=as_json)).to_json()
+    show_night(refresh(settings, choose_progress(quiet=as_json)), as_json)
+
+
+def show_night(done: Any, as_json: bool) -> None:
+    """Print what a refresh did."""
+    data = done.to_json()
     if as_json:
-        click.echo(json.dumps(done))
+        click.echo(json.dumps(data))
         return
-    for name, value in done.items():
+    for name, value in data.items():
         if value not in (None, ""):
             shown = f"{value:.4g}" if isinstance(value, float) else value
             click.echo(f"{name:<18}{' to '.join(shown) if isinstance(shown, list | tuple) else shown}")

@@ -238,6 +238,10 @@ class RefreshSettings(Settings):
         0.1, ge=0, le=1, description="How far the share of energy explained may be below the last run's."
     )
     keep: int = Field(14, ge=1, description="Published runs to keep, beside the reference.")
+    expire: str | None = Field(
+        None,
+        description="Forget nodes, and their rows, without an edge for this long: 365d; default: never.",
+    )
 
 
 class RefreshConfig(JobConfig, RefreshSettings):

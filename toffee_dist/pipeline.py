@@ -27,6 +27,7 @@ from toffee_dist import drift, runtime, staging, tasks
 from toffee_dist.config import JobConfig, RefreshConfig
 from toffee_dist.edges import ingest
 from toffee_dist.errors import ConfigError, InputError, QualityError, TooLargeError
+from toffee_dist.expiry import ExpireTask, expire_nodes, kept_path
 from toffee_dist.gate import Following, Night, judge
 from toffee_dist.plan import Plan, Shape, batch_freqs, iter_parts, make_plan, part_rows, wanted_parts
 from toffee_dist.progress import Progress
@@ -138,7 +139,7 @@ def _work(config: JobConfig, run: RunFolder, progress: Progress) -> Outcome:
         if not run.ingest.exists():
             with progress.stage("ingest") as done:
                 on = runtime.runner(client, wait=config.wait, done=done)
-                _ingest(config, run, workers, on, progress)
+                _ingest(_forget(config, run, on), run, workers, on, progress)
         shape, grid = read_shape(run)
         plan = make_plan(shape, config)
         plan.check_disk(free_bytes(run.path))
@@ -152,6 +153,20 @@ def _work(config: JobConfig, run: RunFolder, progress: Progress) -> Outcome:
                 workers = runtime.survey(client, run.work)
         _check_memory(config, plan, workers)
         return _Job(config, run, client, plan, grid, progress).finish()
+
+
+def _forget(config: JobConfig, run: RunFolder, on: runtime.Run) -> JobConfig:
+    """Leave out the known nodes that a refresh is to forget."""
+    job = run.read_job().get("following")
+    following = None if job is None else Following(**job)
+    if following is None or not following.previous:
+        return config
+    earlier = kept_path(Path(following.previous), Path(following.reference).name)
+    if following.expire is None and not earlier.exists():
+        return config
+    task = ExpireTask(str(run.path), following.previous, following.reference, following.expire)
+    [known] = on(expire_nodes, [task])
+    return config.model_copy(update={"known": known})
 
 
 def _ingest(
@@ -232,7 +247,11 @@ class _Job:
             self.zero, self.gauge = MODEL, "canonical"
         following = run.read_job().get("following")
         self.night = None if following is None else Night(Following(**following))
-        self.warm = "" if self.night is None else self.night.following.warm
+        self.warm, self.kept, self.previous = "", "", ""
+        if self.night is not None:
+            self.warm, self.previous = self.night.following.warm, self.night.following.previous
+            kept = kept_path(run.path, Path(self.previous).name)
+            self.kept = str(kept) if self.previous and kept.exists() else ""
 
     def map(self, stage: str, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         """Run one map of tasks, and show how far it is."""
@@ -276,7 +295,7 @@ class _Job:
         if self.config.reduce != "sum" and "embedding" in self.config.outputs:
             reduces.append(self.config.reduce)
         items = [
-            tasks.SolveTask(self.tensor, self.slices, (0,), options, reduce, warm=self.warm)
+            tasks.SolveTask(self.tensor, self.slices, (0,), options, reduce, warm=self.warm, kept=self.kept)
             for reduce in reduces
         ]
         self.solve("solve zero", items)
@@ -307,7 +326,14 @@ class _Job:
             return
         options, reduce = self.config.solve_options(), self.config.reduce
         held = tasks.SolveTask(
-            self.tensor, self.slices, (0,), options, reduce, holdout=night.holdout, warm=self.warm
+            self.tensor,
+            self.slices,
+            (0,),
+            options,
+            reduce,
+            holdout=night.holdout,
+            warm=self.warm,
+            kept=self.kept,
         )
         self.map("solve held out", tasks.solve_batch, [held])
         self.map("basis", tasks.write_basis, [tasks.BasisTask(self.slices, HELD)])
@@ -348,7 +374,9 @@ class _Job:
         """Solve the other slices, in batches, and project them on the common basis."""
         options, projected = self.config.solve_options(), "trajectory" in self.config.outputs
         items = [
-            tasks.SolveTask(self.tensor, self.slices, batch, options, projected=projected, warm=self.warm)
+            tasks.SolveTask(
+                self.tensor, self.slices, batch, options, projected=projected, warm=self.warm, kept=self.kept
+            )
             for batch in batch_freqs(freqs, self.shape, self.config.rank)
         ]
         if items:
@@ -399,7 +427,7 @@ class _Job:
         """Read every part back, write the small tables, then the manifest, then the pointer."""
         sizes = self.map("check", tasks.check_part, checks)
         factors = range(count_freqs(self.shape.n_steps)) if "factors" in self.config.outputs else ()
-        item = tasks.TablesTask(str(self.run.path), self.grid, tuple(names), tuple(factors))
+        item = tasks.TablesTask(str(self.run.path), self.grid, tuple(names), tuple(factors), self.previous)
         [figures] = self.map("tables", tasks.write_tables, [item])
         self.outcome.figures |= figures | {"output_bytes": sum(sizes)}
         job, ingested = self.run.read_job(), read_json(self.run.ingest / INGEST_MANIFEST)
@@ -453,6 +481,7 @@ class _Job:
             for path in earlier
         ]
         self.night.drift = [found.to_json() for found in self.map("drift", drift.measure_drift, items)]
-        before = read_json(Path(following.previous) / "manifest.json")["metrics"]
-        self.night.reasons = judge(self.night, self.outcome.figures, before, self.config)
+        before = read_json(Path(following.previous) / "manifest.json")
+        self.night.expired = before.get("refresh", {}).get("expired", 0) + self.night.drift[0]["expired"]
+        self.night.reasons = judge(self.night, self.outcome.figures, before["metrics"], self.config)
         return self.night.reasons
