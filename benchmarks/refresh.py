@@ -164,10 +164,12 @@ def season(base: Path, stream: Stream, nights: int) -> dict[str, Any]:
     cosines: dict[str, list[float]] = {"chain": [], "fresh": []}
     seconds: dict[str, list[float]] = {"chain": [], "fresh": []}
     solving: dict[str, list[float]] = {"chain": [], "fresh": []}
+    iterations = {"chain": 0, "fresh": 0}
     vectors: dict[tuple[str, int], dict[Any, Any]] = {}
     models: dict[str, Any] = {}
     f1: dict[str, float] = {}
     excess = []
+    lines: list[dict[str, Any]] = []
     for step in range(stream.window):
         stream.edges(step).write_parquet(folder / f"{step:04d}.parquet")
     for night in range(nights):
@@ -182,6 +184,8 @@ def season(base: Path, stream: Stream, nights: int) -> dict[str, Any]:
             began = time.perf_counter()
             done = refresh(config)
             spent = time.perf_counter() - began
+            if way == "chain":
+                lines.append(done.to_json())
             run = load_run(base / way)
             ids = run.nodes.polars().collect()["node_id"]
             vectors[way, night] = dict(zip(ids, run.embedding.numpy(), strict=True))
@@ -190,6 +194,7 @@ def season(base: Path, stream: Stream, nights: int) -> dict[str, Any]:
             if night and night in both:
                 seconds[way].append(spent)
                 solving[way].append(done.manifest["metrics"]["solve_seconds"])
+                iterations[way] += done.manifest["metrics"]["iterations"]
             if (way, night - 1) in vectors:
                 cosines[way].append(median_cosine(vectors[way, night], vectors[way, night - 1]))
             if night == 0:
@@ -212,8 +217,25 @@ def season(base: Path, stream: Stream, nights: int) -> dict[str, Any]:
         "cold_seconds": float(np.mean(seconds["fresh"])),
         "warm_solving": float(np.mean(solving["chain"])),
         "cold_solving": float(np.mean(solving["fresh"])),
+        "warm_iterations": iterations["chain"],
+        "cold_iterations": iterations["fresh"],
         "objective_excess": max(excess),
+        **worst_nights(lines),
         "nights": nights,
+    }
+
+
+def worst_nights(lines: list[dict[str, Any]]) -> dict[str, float]:
+    """Return how near good nights come to the limits of the gate, whose defaults stand well apart."""
+    later = lines[1:]
+    pairs = list(zip(lines, later, strict=False))
+    return {
+        "auc_median": float(np.median([line["auc"] for line in later])),
+        "auc_drop_worst": max(line["auc_before"] - line["auc"] for line in later),
+        "coverage_worst": min(line["active"] / before["active"] for before, line in pairs),
+        "energy_drop_worst": max(before["energy_share"] - line["energy_share"] for before, line in pairs),
+        "cosine_reference_last": later[-1]["cosine_reference"],
+        "overlap10_median": float(np.median([line["overlap10"] for line in later])),
     }
 
 
