@@ -164,12 +164,10 @@ def zero_slice_svd(X: Array, rank: int) -> tuple[Array, Array, Array]:
 
 
 def misfit(now: Array, before: Array, weights: Array, Q: Array) -> float:
-    """Σ_i w_i ‖x_i Q − y_i‖² over the directions of nodes that have one in both."""
-    total = 0.0
-    for x, y, w in zip(now, before, weights, strict=True):
-        if np.linalg.norm(x) > 0 and np.linalg.norm(y) > 0:
-            total += w * np.linalg.norm(x / np.linalg.norm(x) @ Q - y / np.linalg.norm(y)) ** 2
-    return total
+    """Σ_i w_i ‖x_i Q − y_i‖²."""
+    return sum(
+        float(w * np.linalg.norm(x @ Q - y) ** 2) for x, y, w in zip(now, before, weights, strict=True)
+    )
 
 
 def neighbours(E: Array, row: int, k: int) -> set[int]:

@@ -111,7 +111,7 @@ def align_run(task: AlignTask) -> dict[str, Any]:
     degree = read_rows(run.work / "activity" / "degree.npy")
     kept = read_kept(run.path, previous.name)
     before = read_column(previous, "degree", kept)
-    weights = degree_weights(before, degree[: len(before)])
+    weights = np.asarray(np.minimum(before, degree[: len(before)]) > 0, dtype=np.float64)
     sums: Alignment | None = None
     # Both roles of a directed graph are in one basis: they turn together.
     for output in task.outputs:
