@@ -144,10 +144,10 @@ def resume_command(path: str, config: str | None, as_json: bool, **options: Any)
     from toffee_dist.cli_refresh import show_night
     from toffee_dist.pipeline import resume_run
     from toffee_dist.refresh import resume_night
-    from toffee_dist.store import find_unfinished
+    from toffee_dist.store import find_unfinished, place
 
     where = RuntimeSettings.read(options, config).model_dump(exclude_unset=True)
-    run, progress = find_unfinished(Path(path)), choose_progress(quiet=as_json)
+    run, progress = find_unfinished(place(path)), choose_progress(quiet=as_json)
     if "following" in run.read_job():
         show_night(resume_night(run, where, progress), as_json)
     else:
@@ -177,8 +177,9 @@ def inspect_command(path: str, as_json: bool) -> None:
       toffee inspect vectors
     """
     from toffee_dist.inspection import describe_run, inspect_run
+    from toffee_dist.store import place
 
-    found = inspect_run(Path(path))
+    found = inspect_run(place(path))
     click.echo(json.dumps(found) if as_json else describe_run(found))
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from toffee_dist.registry import registry_files
 from toffee_dist.slices import read_rows
-from toffee_dist.store import RunFolder, read_json, replacing, save_array, write_json
+from toffee_dist.store import RunFolder, fetched, place, read_json, replacing, save_array, write_json
 from toffee_dist.timegrid import TimeGrid
+from toffee_dist.writer import open_dataset
 
 Mask = NDArray[np.bool_]
 
@@ -54,7 +54,7 @@ class ExpireTask:
 
 def expire_nodes(task: ExpireTask) -> str:
     """Leave masks and a registry without the forgotten nodes; return its folder, as --known takes it."""
-    run, previous, reference = RunFolder(Path(task.run)), Path(task.previous), Path(task.reference)
+    run, previous, reference = RunFolder(place(task.run)), place(task.previous), place(task.reference)
     known = run.work / "known"
     if (known / "manifest.json").exists():
         return str(known)
@@ -74,10 +74,11 @@ def expire_nodes(task: ExpireTask) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     rows = np.cumsum(kept) - 1
     for name in registry_files(previous / "registry"):
-        table = pl.read_parquet(name)
+        with fetched(place(name)) as local:
+            table = pl.read_parquet(local)
         at = table["row"].to_numpy()
         table = table.with_columns(pl.Series("row", rows[at])).filter(pl.Series(kept[at]))
-        with replacing(folder / Path(name).name) as temporary:
+        with replacing(folder / place(name).name) as temporary:
             table.write_parquet(temporary)
     write_json(known / "manifest.json", manifest)
     return str(known)
@@ -85,7 +86,7 @@ def expire_nodes(task: ExpireTask) -> str:
 
 def find_kept(run: Path, grid: TimeGrid, before: int | None) -> Mask:
     """Return which nodes of a run were last seen at this tick or later."""
-    seen = pq.read_table(run / "nodes.parquet", columns=["last_seen"])["last_seen"]
+    seen = open_dataset([run / "nodes.parquet"]).to_table(columns=["last_seen"])["last_seen"]
     if before is None:
         return np.ones(len(seen), dtype=bool)
     if grid.scale.instant:

@@ -28,7 +28,17 @@ from toffee_dist.operations import append_log, hold_lock, remove_old_runs, write
 from toffee_dist.pipeline import resume_run, start_run
 from toffee_dist.progress import Progress
 from toffee_dist.sources import find_files, fingerprint
-from toffee_dist.store import LATEST, MANIFEST, RunFolder, list_runs, point_to, read_json, write_json
+from toffee_dist.store import (
+    LATEST,
+    MANIFEST,
+    RunFolder,
+    check_writable,
+    list_runs,
+    place,
+    point_to,
+    read_json,
+    write_json,
+)
 from toffee_dist.timegrid import SECONDS, TimeGrid, TimeScale, build_grid, last_window, parse_moment
 
 # What a later night may change without becoming another chain: what it reads, where it runs, its limits.
@@ -186,13 +196,8 @@ def refresh(config: RefreshConfig, progress: Progress | None = None) -> Refreshe
     if not config.out:
         raise ConfigError("out", got="nothing", allowed="a folder for the runs", remedy="Add --out DIR.")
     progress = progress or Progress()
-    out = Path(config.out).absolute()
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            "output folder", got=f"{out}: {error.strerror}", allowed="a place to write"
-        ) from None
+    out = place(config.out).absolute()
+    check_writable(out)
     return _locked(out, config.keep, lambda: _refresh(config, out, progress))
 
 
@@ -214,7 +219,7 @@ def resume_night(run: RunFolder, where: dict[str, Any], progress: Progress | Non
         if now != then:
             raise InputError(
                 f"run {run.run_id} is of an earlier night",
-                got=f"it follows {Path(then).name or 'no run'}, but {Path(now).name or 'none'} is published",
+                got=f"it follows {_name(then)}, but {_name(now)} is published",
                 allowed="a run that follows the published one",
                 remedy="toffee refresh makes tonight's; a later one removes this.",
             )
@@ -222,6 +227,10 @@ def resume_night(run: RunFolder, where: dict[str, Any], progress: Progress | Non
         return Refreshed(run.run_id, "published", 0.0, read_json(run.manifest))
 
     return _locked(run.out, int(job["config"]["keep"]), work)
+
+
+def _name(run: str) -> str:
+    return run.rpartition("/")[2] or "no run"
 
 
 def _locked(out: Path, keep: int, work: Callable[[], Refreshed]) -> Refreshed:
