@@ -66,23 +66,27 @@ def hold_lock(out: Path) -> Iterator[None]:
     finally:
         over.set()
         renewing.join()
-        holder = _read_lock(path)
-        if holder is not None and holder["token"] == own["token"]:
-            path.unlink(missing_ok=True)
+        # Storage that fails now fails others too, and the lock will be stale.
+        with suppress(OSError):
+            holder = _read_lock(path)
+            if holder is not None and holder["token"] == own["token"]:
+                path.unlink(missing_ok=True)
 
 
 def _take(path: Path, own: Mapping[str, Any]) -> None:
     for _ in range(TRIES):
-        try:
-            create_file(path, _content(own))
-            return
-        except FileExistsError:
-            holder = _read_lock(path)
+        holder = _read_lock(path)
         if holder is None and not path.exists():
-            continue
-        if holder is not None and holder["token"] == own["token"]:
-            # The first answer was lost on the way, and the request was sent again.
-            return
+            try:
+                create_file(path, _content(own))
+                return
+            except FileExistsError:
+                holder = _read_lock(path)
+            if holder is None:
+                continue
+            if holder["token"] == own["token"]:
+                # The first answer was lost on the way, and the request was sent again.
+                return
         if holder is not None and not _is_stale(holder):
             raise UnfinishedError(
                 "another refresh of this folder is under way",
