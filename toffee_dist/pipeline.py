@@ -137,7 +137,7 @@ def _work(config: JobConfig, run: RunFolder, progress: Progress) -> Outcome:
         workers = runtime.survey(client, run.work)
         if not run.ingest.exists():
             with progress.stage("ingest") as done:
-                on = runtime.runner(client, wait=config.wait, done=done)
+                on = task_runner(client, config, run, done)
                 _ingest(config, run, workers, on, progress)
         shape, grid = read_shape(run)
         plan = make_plan(shape, config)
@@ -152,6 +152,13 @@ def _work(config: JobConfig, run: RunFolder, progress: Progress) -> Outcome:
                 workers = runtime.survey(client, run.work)
         _check_memory(config, plan, workers)
         return _Job(config, run, client, plan, grid, progress).finish()
+
+
+def task_runner(client: Any, config: JobConfig, run: RunFolder, done: Callable[[], None]) -> runtime.Run:
+    """Return what runs the tasks of a run: patient as the settings say, with a place for diagnostics."""
+    return runtime.runner(
+        client, wait=config.wait, stall=config.stall, diagnostics=run.diagnostics, done=done
+    )
 
 
 def _ingest(
@@ -239,7 +246,7 @@ class _Job:
         items = list(items)
         began = time.monotonic()
         with self.progress.stage(stage, len(items)) as done:
-            run = runtime.runner(self.client, wait=self.config.wait, done=done)
+            run = task_runner(self.client, self.config, self.run, done)
             results = list(run(function, items))
         spent = self.outcome.seconds
         spent[stage] = spent.get(stage, 0.0) + time.monotonic() - began
@@ -325,7 +332,7 @@ class _Job:
         options = ModelOptions(**{name: getattr(self.config, name) for name in names})
         began = time.monotonic()
         with self.progress.stage(self.config.model) as done:
-            run = runtime.runner(self.client, wait=self.config.wait, done=done)
+            run = task_runner(self.client, self.config, self.run, done)
             # The sweeps of RESCAL are tasks; what they exchange goes through storage.
             found = fit(self.config.model, staging.open_tensor(self.tensor), options, run, self.run.work)
         target = found.source if found.target is None else found.target
