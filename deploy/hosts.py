@@ -158,6 +158,7 @@ def _make_host(name: str, address: str) -> Host:
     # Its line says that the namespaces are there.
     if not keeper.stdout.readline():
         raise OSError(f"host {name} cannot be made: {why_not()}")
+    keeper.stdout.close()
     host = Host(name, address, keeper)
     host.run("hostname", name)
     host.run("ip", "link", "set", "lo", "up")
