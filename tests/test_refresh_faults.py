@@ -24,9 +24,9 @@ pytestmark = pytest.mark.slow
 # Ends the process, as kill -9 would, at the N-th boundary: before every stage of the job, and between the
 # steps of publishing. Prints the boundaries that it passed.
 DYING = """
-import os, sys
+import os, shutil, sys
 from contextlib import contextmanager
-from toffee_dist import operations, pipeline, store
+from toffee_dist import pipeline, store
 from toffee_dist.config import RefreshConfig
 from toffee_dist.progress import Progress
 from toffee_dist.refresh import refresh
@@ -58,7 +58,7 @@ for owner, name in (
     (store.RunFolder, "complete"),
     (pipeline, "point_to"),
     (store.RunFolder, "remove_work"),
-    (operations.shutil, "rmtree"),
+    (shutil, "rmtree"),
 ):
     dying(owner, name)
 refresh(RefreshConfig.read(__import__("json").loads(sys.argv[2])), Dying())

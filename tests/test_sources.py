@@ -87,7 +87,7 @@ def test_urls(tmp_path: Path) -> None:
     assert ingest(IngestConfig(("memory://edges/*.csv",), step="1"), tmp_path / "glob").summary.rows == 2
     with pytest.raises(InputError, match="no file to read"):
         find_files(["memory://edges/none.csv"])
-    with pytest.raises(InputError, match="cannot list"):
+    with pytest.raises(ConfigError, match="storage of kind nosuch://"):
         find_files(["nosuch://edges"])
 
 

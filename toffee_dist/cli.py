@@ -149,10 +149,10 @@ def resume_command(path: str, config: str | None, as_json: bool, **options: Any)
       toffee resume vectors --mode processes
     """
     from toffee_dist.pipeline import resume_run
-    from toffee_dist.store import find_unfinished
+    from toffee_dist.store import find_unfinished, place
 
     where = RuntimeSettings.read(options, config).model_dump(exclude_unset=True)
-    _show(resume_run(find_unfinished(Path(path)), where, choose_progress(quiet=as_json)), as_json)
+    _show(resume_run(find_unfinished(place(path)), where, choose_progress(quiet=as_json)), as_json)
 
 
 def _show(outcome: Any, as_json: bool) -> None:
@@ -178,8 +178,9 @@ def inspect_command(path: str, as_json: bool) -> None:
       toffee inspect vectors
     """
     from toffee_dist.inspection import describe_run, inspect_run
+    from toffee_dist.store import place
 
-    found = inspect_run(Path(path))
+    found = inspect_run(place(path))
     click.echo(json.dumps(found) if as_json else describe_run(found))
 
 

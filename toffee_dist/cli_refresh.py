@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import click
@@ -11,6 +10,7 @@ import click
 from toffee_dist.config import RefreshConfig, RuntimeSettings
 from toffee_dist.options import config_options
 from toffee_dist.progress import choose_progress
+from toffee_dist.store import place
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON line.")
 
@@ -54,7 +54,7 @@ def runs_command(path: str, as_json: bool) -> None:
     """
     from toffee_dist.operations import describe_runs
 
-    rows = describe_runs(Path(path))
+    rows = describe_runs(place(path))
     if as_json:
         click.echo(json.dumps(rows))
         return
@@ -81,7 +81,7 @@ def rollback_command(path: str, to: str | None, as_json: bool) -> None:
     """
     from toffee_dist.operations import roll_back
 
-    run = roll_back(Path(path), to)
+    run = roll_back(place(path), to)
     click.echo(json.dumps({"run": str(run.path)}) if as_json else f"published   {run.path}")
 
 
@@ -106,7 +106,7 @@ def fold_in_command(
     from toffee_dist.fold import FoldConfig, fold_in
 
     settings = FoldConfig.read({"inputs": inputs or None, **options}, config)
-    found = fold_in(Path(path), settings, Path(to), choose_progress(quiet=as_json))
+    found = fold_in(place(path), settings, place(to), choose_progress(quiet=as_json))
     click.echo(
         json.dumps(found)
         if as_json

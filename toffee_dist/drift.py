@@ -6,8 +6,6 @@ paths, leave files and return small records; vectors pass through in blocks of n
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import chain
@@ -32,10 +30,10 @@ from toffee_dist.align import (
 from toffee_dist.errors import InputError
 from toffee_dist.slices import HELD, array_path, read_reports, read_rows
 from toffee_dist.staging import open_tensor
-from toffee_dist.store import RunFolder, read_json, replacing, save_array, write_json
+from toffee_dist.store import RunFolder, fetched, link_or_copy, place, read_json, save_array, write_json
 from toffee_dist.tasks import ROTATION, TABLE_ROWS, Part, read_ids, read_vectors, turned_vectors
 from toffee_dist.tensor import TemporalTensor
-from toffee_dist.writer import GROUP_ROWS
+from toffee_dist.writer import GROUP_ROWS, open_dataset
 
 # Nodes among which neighbours are looked for, how many of them are asked, and movers that are named.
 CANDIDATES, QUERIES, MOVERS = 5000, 300, 20
@@ -56,11 +54,12 @@ def iter_vectors(run: Path, output: Part) -> Iterator[tuple[int, NDArray[Any]]]:
     at = 0
     for path in sorted((run / output).glob("part-*.parquet")):
         try:
-            file = pq.ParquetFile(path)
-            for batch in file.iter_batches(batch_size=GROUP_ROWS, columns=["embedding"]):
-                column = batch.column(0)
-                yield at, column.flatten().to_numpy().reshape(len(column), -1)
-                at += len(column)
+            with fetched(path) as local:
+                file = pq.ParquetFile(local)
+                for batch in file.iter_batches(batch_size=GROUP_ROWS, columns=["embedding"]):
+                    column = batch.column(0)
+                    yield at, column.flatten().to_numpy().reshape(len(column), -1)
+                    at += len(column)
         except (OSError, ValueError, pa.ArrowException) as error:
             raise damaged(run, f"{output}/{path.name}: {str(error).splitlines()[0]}") from None
     rows = read_json(run / "manifest.json")["summary"]["nodes"]
@@ -81,7 +80,8 @@ def damaged(run: Path, found: str) -> InputError:
 def read_column(run: Path, name: str) -> NDArray[Any]:
     """Return a column of a published run's nodes; -1 where it is null."""
     try:
-        return np.asarray(pq.read_table(run / "nodes.parquet", columns=[name])[name].fill_null(-1).to_numpy())
+        table = open_dataset([run / "nodes.parquet"]).to_table(columns=[name])
+        return np.asarray(table[name].fill_null(-1).to_numpy())
     except (OSError, ValueError, pa.ArrowException) as error:
         raise damaged(run, f"nodes.parquet: {str(error).splitlines()[0]}") from None
 
@@ -99,7 +99,7 @@ class AlignTask:
 
 def align_run(task: AlignTask) -> dict[str, Any]:
     """Leave the rotation, r×r; return over how many nodes it was found, and how well they then agree."""
-    run, previous = RunFolder(Path(task.run)), Path(task.previous)
+    run, previous = RunFolder(place(task.run)), place(task.previous)
     degree = read_rows(run.work / "activity" / "degree.npy")
     before = read_column(previous, "degree")
     weights = degree_weights(before, degree[: len(before)])
@@ -177,7 +177,7 @@ class Drift:
 
 def measure_drift(task: DriftTask) -> Drift:
     """Compare two runs node by node, and leave a table of it."""
-    run, earlier = RunFolder(Path(task.run)), Path(task.earlier)
+    run, earlier = RunFolder(place(task.run)), place(task.earlier)
     degree = read_rows(run.work / "activity" / "degree.npy")
     before = read_column(earlier, "degree")
     n, shared = len(degree), len(before)
@@ -293,15 +293,15 @@ def keep_slices(task: KeepTask) -> dict[str, Any] | None:
 
     Returns how many slices had a start, and the iterations and seconds that this saved against that time.
     """
-    run = RunFolder(Path(task.run))
+    run = RunFolder(place(task.run))
     run.warm.mkdir(exist_ok=True)
-    known = Path(task.warm) / COLD
+    known = place(task.warm) / COLD
     before = read_json(known) if task.warm and known.exists() else {}
     cold, saved = {}, {"slices": 0, "iterations": 0, "seconds": 0.0}
     for name, report in zip(task.names, read_reports(run.slices, task.names), strict=True):
         own = array_path(run.warm, "A", name)
         if not own.exists():
-            _link(array_path(run.slices, "A", name), own)
+            link_or_copy(array_path(run.slices, "A", name), own)
         if report.solver != "warm":
             cold[name] = [report.iterations, report.seconds]
             continue
@@ -312,15 +312,6 @@ def keep_slices(task: KeepTask) -> dict[str, Any] | None:
             saved["seconds"] += before[name][1] - report.seconds
     write_json(run.warm / COLD, cold)
     return saved if task.warm else None
-
-
-def _link(source: Path, target: Path) -> None:
-    """Give a file a second name, or copy it where the file system has no such thing."""
-    with replacing(target) as temporary:
-        try:
-            os.link(source, temporary)
-        except OSError:
-            shutil.copyfile(source, temporary)
 
 
 @dataclass(frozen=True)
@@ -353,7 +344,7 @@ def score_links(task: LinksTask) -> dict[str, Any]:
     Scores are products of vectors. The pairs without a link have the same sources and the same targets in
     another order: knowing who is busy does not help.
     """
-    run, previous = RunFolder(Path(task.run)), Path(task.previous)
+    run, previous = RunFolder(place(task.run)), place(task.previous)
     tensor = open_tensor(run.ingest / "tensor")
     rng = np.random.default_rng([task.seed, tensor.n_steps])
     source, target = late_pairs(tensor, tensor.n_steps - task.holdout)

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -36,6 +36,7 @@ from toffee_dist.sources import (
     group_fragments,
     list_fragments,
 )
+from toffee_dist.store import check_writable, place, read_array, remote, remove_tree
 from toffee_dist.summary import MANIFEST, Ingested, Summary, gather_bad, refuse_bad, write_manifest
 from toffee_dist.tensor import Entry, PairWeight
 from toffee_dist.timegrid import (
@@ -153,7 +154,7 @@ def ingest(
     ConfigError, InputError
         With nothing left behind.
     """
-    out = Path(out).absolute()
+    out = place(out).absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(
             "output folder",
@@ -161,30 +162,31 @@ def ingest(
             allowed="a folder that does not exist yet",
             remedy="Choose another or remove it.",
         )
+    check_writable(out.parent if remote(out) is None else out)
+    # A store has no rename: there it is the manifest, written last, that makes the result.
+    stage = out.parent / f".{out.name}.{uuid.uuid4().hex[:12]}" if remote(out) is None else out
+    (stage / "work").mkdir(parents=True)
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        stage = out.parent / f".{out.name}.{uuid.uuid4().hex[:12]}"
-        (stage / "work").mkdir(parents=True)
-    except OSError as error:
-        raise ConfigError(
-            "output folder", got=f"{out}: {error.strerror}", allowed="a place that can be written"
-        ) from None
-    try:
-        summary, grid = _ingest(config, stage, run, say, check)
-        shutil.rmtree(stage / "work")
-        if out.exists():
-            out.rmdir()
-        os.rename(stage, out)
-    finally:
+        result = _ingest(config, stage, run, say, check)
+        remove_tree(stage / "work")
+        write_manifest(stage, asdict(config), *result)
+        if stage != out:
+            if out.exists():
+                out.rmdir()
+            os.rename(stage, out)
+    except BaseException:
         _remove(stage)
-    return Ingested(out, summary, grid)
+        raise
+    return Ingested(out, *result[:2])
 
 
 def _ingest(
     config: IngestConfig, stage: Path, run: Run, say: Say, check: Callable[[int, int], None]
-) -> tuple[Summary, TimeGrid]:
+) -> tuple[Summary, TimeGrid, list[SourceFile]]:
     known = _known_files(config)
-    work = str(stage / "work")
+    work, tensor = str(stage / "work"), stage / "tensor"
+    # Blocks on a store stay as they are; in a folder they are joined.
+    joined = remote(stage) is None
     reading = _prepare(config, work, run, say)
     files, columns, schema = reading.files, config.columns, reading.schema
     tasks, scale, since, until = reading.tasks, reading.scale, reading.since, reading.until
@@ -214,19 +216,31 @@ def _ingest(
     names = tuple(part.name for part in parts)
     blocks = [
         entries.BlockTask(
-            index, bins, names, work, packing, config.directed, config.entry, config.pair_weight
+            index,
+            bins,
+            names,
+            work,
+            work if joined else str(tensor),
+            packing,
+            config.directed,
+            config.entry,
+            config.pair_weight,
         )
         for index, bins in enumerate(entries.choose_blocks(entries.count_bins(maps, packing.n_bins)))
     ]
     merged = list(run(entries.merge_block, blocks))
-    sizes = {"n_nodes": n_nodes, "n_steps": grid.n_steps}
-    joins = staging.plan_join(stage / "tensor", blocks, merged, **sizes)
-    for _ in run(staging.join_block, joins):
-        pass
-    staging.write_header(stage / "tensor", **sizes, directed=config.directed)
+    n_pairs, n_entries = sum(record.n_pairs for record in merged), sum(record.n_events for record in merged)
+    sizes = staging.Sizes(n_nodes, grid.n_steps, n_pairs, n_entries)
+    placed = staging.list_blocks(blocks, merged)
+    if joined:
+        tensor.mkdir()
+        staging.make_arrays(tensor, sizes)
+        for _ in run(staging.join_block, [staging.JoinTask(block, work, str(tensor)) for block in placed]):
+            pass
+    staging.write_header(tensor, sizes, directed=config.directed, blocks=() if joined else placed)
 
-    steps_used = _steps_used(stage / "tensor", grid.n_steps)
-    n_entries = sum(record.n_events for record in merged)
+    bits = np.bitwise_or.reduce([np.frombuffer(record.steps, dtype=np.uint8) for record in merged])
+    steps_used = int(np.bitwise_count(bits).sum())
     summary = Summary(
         files=len(files),
         rows=sum(record.rows for record in found),
@@ -239,7 +253,7 @@ def _ingest(
         cancelled=sum(record.n_cancelled for record in merged),
         nodes=n_nodes,
         new_nodes=n_nodes - n_known,
-        pairs=sum(record.n_pairs for record in merged),
+        pairs=n_pairs,
         entries=n_entries,
         steps=grid.n_steps,
         empty_steps=grid.n_steps - steps_used,
@@ -249,8 +263,7 @@ def _ingest(
         fingerprint=fingerprint(files),
         examples=[str(example) for example in bad.examples],
     )
-    write_manifest(stage, asdict(config), summary, grid, files)
-    return summary, grid
+    return summary, grid, files
 
 
 @dataclass(frozen=True)
@@ -350,16 +363,18 @@ def find_newest(config: IngestConfig, run: Run = run_here) -> tuple[TimeScale, i
 def _remove(folder: Path) -> None:
     """Remove a folder into which a task that was given up may still be writing."""
     for _ in range(100):
-        shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
-            return
+        remove_tree(folder)
+        # A store that does not even answer: what it says is in the error that brought us here.
+        with suppress(OSError):
+            if not folder.exists():
+                return
         time.sleep(0.1)
 
 
 def _known_files(config: IngestConfig) -> tuple[str, ...]:
     if config.known is None:
         return ()
-    folder = Path(config.known)
+    folder = place(config.known)
     run = (folder / "registry").is_dir()
     try:
         known = json.loads((folder / ("manifest.json" if run else MANIFEST)).read_text())["config"]
@@ -423,7 +438,7 @@ def _time_range(found: Sequence[ScanRecord]) -> tuple[int, int]:
 def _distinct_times(parts: Sequence[Part], work: str) -> np.ndarray[Any, Any]:
     times = np.empty(0, dtype=np.int64)
     for part in parts:
-        times = np.union1d(times, np.load(part.times_path(work)))
+        times = np.union1d(times, read_array(part.times_path(work)))
         if len(times) > MAX_STEPS:
             break
     return times
@@ -461,12 +476,3 @@ def _build_registry(
             )
         lookups.append(tuple(spaces))
     return lookups, n_known, bases[-1]
-
-
-def _steps_used(folder: Path, n_steps: int) -> int:
-    """Count the steps with entries, a slice of the file at a time."""
-    steps = staging.open_tensor(folder).steps
-    used = np.zeros(n_steps, dtype=bool)
-    for start in range(0, len(steps), 1 << 22):
-        used[steps[start : start + (1 << 22)]] = True
-    return int(used.sum())

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
-from toffee_dist.registry import resolve
+from toffee_dist.registry import read_ipc, resolve
 from toffee_dist.scan import Part
-from toffee_dist.store import save_array
+from toffee_dist.store import place, read_array, save_array
 from toffee_dist.tensor import Entry, PairWeight, TemporalTensor, index_dtype
 from toffee_dist.timegrid import TimeGrid
 
@@ -118,25 +117,25 @@ class MapTask:
     @property
     def words_path(self) -> Path:
         """Where the words go."""
-        return Path(self.work) / f"{self.part.name}.words.npy"
+        return place(self.work) / f"{self.part.name}.words.npy"
 
     @property
     def values_path(self) -> Path:
         """Where the values go, for count and sum."""
-        return Path(self.work) / f"{self.part.name}.values.npy"
+        return place(self.work) / f"{self.part.name}.values.npy"
 
     @property
     def starts_path(self) -> Path:
         """Where the starts of the bins go."""
-        return Path(self.work) / f"{self.part.name}.starts.npy"
+        return place(self.work) / f"{self.part.name}.starts.npy"
 
 
 def map_part(task: MapTask) -> int:
     """Write the sorted words of one part; return its self-loops."""
-    frame = pl.read_ipc(task.part.rows_path(task.work))
+    frame = read_ipc(task.part.rows_path(task.work))
     tables = []
     for space in task.lookups:
-        pieces = [resolve(np.load(path, mmap_mode="r")[a:b], base) for path, a, b, base in space]
+        pieces = [resolve(read_array(place(path), a, b), base) for path, a, b, base in space]
         tables.append(np.concatenate(pieces).astype(task.packing.dtype))
     i = tables[0][frame["source"].to_numpy()]
     j = tables[-1][frame["target"].to_numpy()]
@@ -193,6 +192,8 @@ class BlockTask:
     bins: tuple[int, int]
     parts: tuple[str, ...]
     work: str
+    blocks: str
+    """Folder that the block goes to."""
     packing: Packing
     directed: bool
     entry: Entry
@@ -204,24 +205,32 @@ class BlockTask:
         first, last = (min(at * self.packing.bin_rows, self.packing.n_nodes) for at in self.bins)
         return first, last
 
-    def path(self, array: str) -> Path:
-        """Where one array of the block goes."""
-        return Path(self.work) / f"block-{self.index:06d}.{array}.npy"
+    @property
+    def name(self) -> str:
+        """What the files of the block are called."""
+        return f"block-{self.index:06d}"
 
 
 @dataclass(frozen=True)
 class BlockRecord:
-    """What is in a block."""
+    """What is in a block; of its steps a bit each, whether it has entries."""
 
     n_pairs: int
     n_events: int
     n_distinct: int
     n_cancelled: int
+    steps: bytes
+
+
+def block_path(folder: Path, name: str, array: str) -> Path:
+    """Return where one array of a block is."""
+    return folder / f"{name}.{array}.npy"
 
 
 def merge_block(task: BlockTask) -> BlockRecord:
     """Merge the events of a block's rows from every part, and write the block's arrays."""
-    merged = [_merge_bin(task, at) for at in range(*task.bins)]
+    parts = [_read_part(task, name) for name in task.parts]
+    merged = [_merge_bin(task, at, parts) for at in range(*task.bins)]
     i, j, t, value = (np.concatenate(column) for column in zip(*merged, strict=True))
     upper = slice(None) if task.directed else i <= j
     n_distinct = len(value[upper])
@@ -254,14 +263,25 @@ def merge_block(task: BlockTask) -> BlockRecord:
         ("steps", tensor.steps),
         ("values", tensor.values),
     ):
-        save_array(task.path(name), array)
-    return BlockRecord(tensor.n_pairs, tensor.n_events, n_distinct, n_cancelled)
+        save_array(block_path(place(task.blocks), task.name, name), array)
+    used = np.zeros(task.packing.n_steps, dtype=bool)
+    used[t] = True
+    return BlockRecord(tensor.n_pairs, tensor.n_events, n_distinct, n_cancelled, np.packbits(used).tobytes())
+
+
+PartBins = tuple[NDArray[np.int64], Words, NDArray[np.float64]]
+"""Where some bins of a part start, their words, and their values (none for binary)."""
 
 
 def _merge_bin(
-    task: BlockTask, at: int
+    task: BlockTask, at: int, parts: Sequence[PartBins]
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[np.float64]]:
-    words, values = _read_bin(task, at)
+    own = [
+        (words[starts[k] : starts[k + 1]], values[starts[k] : starts[k + 1]])
+        for k in [at - task.bins[0]]
+        for starts, words, values in parts
+    ]
+    words, values = (np.concatenate(column) for column in zip(*own, strict=True))
     if task.entry == "binary":
         words.sort()
         words = words[_first_of_runs(words, np.zeros(1, dtype=np.int64))]
@@ -285,21 +305,22 @@ def _merge_bin(
     return i, j, t, value
 
 
-def _read_bin(task: BlockTask, at: int) -> tuple[Words, NDArray[np.float64]]:
-    words, values = [np.empty(0, dtype=np.uint64)], [np.empty(0)]
-    for name in task.parts:
-        start, stop = np.load(Path(task.work) / f"{name}.starts.npy", mmap_mode="r")[at : at + 2]
-        if start == stop:
-            continue
-        words.append(np.load(Path(task.work) / f"{name}.words.npy", mmap_mode="r")[start:stop])
+def _read_part(task: BlockTask, name: str) -> PartBins:
+    """Read the bins of a block, which are neighbours, from one part."""
+    work, (first, last) = place(task.work), task.bins
+    starts = read_array(work / f"{name}.starts.npy", first, last + 1)
+    rows = int(starts[0]), int(starts[-1])
+    words, values = np.empty(0, dtype=np.uint64), np.empty(0)
+    if rows[0] < rows[1]:
+        words = read_array(work / f"{name}.words.npy", *rows)
         if task.entry != "binary":
-            values.append(np.load(Path(task.work) / f"{name}.values.npy", mmap_mode="r")[start:stop])
-    return np.concatenate(words), np.concatenate(values)
+            values = read_array(work / f"{name}.values.npy", *rows)
+    return starts - starts[0], words, values
 
 
 def count_bins(parts: Sequence[MapTask], n_bins: int) -> NDArray[np.int64]:
     """Sum the events of every bin over the parts."""
     total = np.zeros(n_bins, dtype=np.int64)
     for part in parts:
-        total += np.diff(np.load(part.starts_path))
+        total += np.diff(read_array(part.starts_path))
     return total

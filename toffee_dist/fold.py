@@ -11,7 +11,6 @@ undirected graph it carries the signs of the eigenvalues. Targets are the same w
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from toffee_dist.slices import read_rows
 from toffee_dist.solvers.base import Small, Tall
 from toffee_dist.spectrum import iter_values, slice_matrix
 from toffee_dist.staging import open_tensor
-from toffee_dist.store import RunFolder, find_run, read_json
+from toffee_dist.store import RunFolder, find_run, place, read_json, scratch
 from toffee_dist.tasks import FOLD, ROTATION, Part, node_activity, read_ids, weigh_steps
 from toffee_dist.tensor import Floats
 
@@ -76,7 +75,7 @@ class FoldTask:
 
 def fold(task: FoldTask) -> dict[str, Any]:
     """Write a row a new node: its vectors, how many pairs they come from, and whether there were none."""
-    run, ingested = RunFolder(Path(task.run)), Path(task.ingested)
+    run, ingested = RunFolder(place(task.run)), place(task.ingested)
     known = int(read_json(run.manifest)["summary"]["nodes"])
     tensor = open_tensor(ingested / "tensor")
     new = tensor.n_nodes - known
@@ -98,7 +97,7 @@ def fold(task: FoldTask) -> dict[str, Any]:
     columns["degree"] = pa.array(node_activity(tensor)[0][known:])
     # Edges among new nodes alone say nothing about where they belong.
     columns["is_cold"] = pa.array(cold)
-    writer.write_parquet(Path(task.out), columns)
+    writer.write_parquet(place(task.out), columns)
     return {"new": new, "cold": int(cold.sum())}
 
 
@@ -133,12 +132,17 @@ def fold_in(path: Path, config: FoldConfig, out: Path, progress: Progress | None
     outputs = tuple(role for role in roles if role in manifest["outputs"])
     with (
         # Beside the runs: where all workers can read and write.
-        tempfile.TemporaryDirectory(prefix=".fold-", dir=run.out) as folder,
+        scratch(run.out, ".fold-") as folder,
         runtime.open_cluster(config) as client,
         progress.stage("fold in") as done,
     ):
+<<<<<<< HEAD
         on = runtime.runner(client, wait=config.wait, stall=config.stall, done=done)
         result = ingest(edges, Path(folder) / "ingest", on, progress.say)
+=======
+        on = runtime.runner(client, wait=config.wait, done=done)
+        result = ingest(edges, folder / "ingest", on, progress.say)
+>>>>>>> 06b86d2576422caf0b9648e2280c406b31585f35
         item = FoldTask(
             str(run.path), str(result.folder), str(out.absolute()), manifest["config"]["reduce"], outputs
         )

@@ -18,7 +18,7 @@ def inspect_run(path: Path) -> dict[str, Any]:
     if not run.published:
         return _unfinished(run)
     manifest = read_json(run.manifest)
-    files = [file for file in run.path.rglob("*.parquet") if "work" not in file.relative_to(run.path).parts]
+    files = _outputs(run, "*.parquet")
     return {
         "run": str(run.path),
         "state": manifest["state"],
@@ -37,15 +37,19 @@ def inspect_run(path: Path) -> dict[str, Any]:
     }
 
 
+def _outputs(run: RunFolder, pattern: str) -> list[Path]:
+    return [file for file in run.path.rglob(pattern) if "work" not in file.relative_to(run.path).parts]
+
+
 def _unfinished(run: RunFolder) -> dict[str, Any]:
     job = run.read_job()
     return {
         "run": str(run.path),
         "state": "unfinished",
         "begun": job["begun"],
-        "staged": run.ingest.exists(),
+        "staged": run.staged,
         "slices": len(list(run.slices.glob("[0-9r]*.json"))),
-        "parts": len(list(run.path.glob("*/**/part-*.parquet"))) if run.ingest.exists() else 0,
+        "parts": len(_outputs(run, "part-*.parquet")),
         "next": f"toffee resume {run.out}",
     }
 

@@ -2,33 +2,54 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
+import logging
 import os
-import shutil
+import random
 import socket
+import threading
 import time
+import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from toffee_dist.errors import InputError, UnfinishedError
-from toffee_dist.store import LATEST, RunFolder, list_runs, point_to, read_json, replacing, write_json
+from toffee_dist.store import (
+    LATEST,
+    RunFolder,
+    append_line,
+    create_file,
+    list_runs,
+    point_to,
+    read_json,
+    remove_tree,
+    replacing,
+    write_json,
+)
 
-LOCK, GUARD, LOG, METRICS = "refresh.lock", ".refresh.guard", "refresh.jsonl", "refresh.prom"
+LOCK, LOG, METRICS = "refresh.lock", "refresh.jsonl", "refresh.prom"
 # A folder of a run without any file of ours is older than this before it counts as left over.
 LEFT_OVER_SECONDS = 86_400
+# The holder of the lock says that often that it is alive; one that has not for so long holds nothing.
+RENEW_SECONDS, LEASE_SECONDS = 30.0, 600.0
+# How often we try to take over a lock that others want to take over at the same moment.
+TRIES = 5
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
 def hold_lock(out: Path) -> Iterator[None]:
     """Be the only one that changes which run is published, or say who is.
 
-    The lock names its process by host, number and start: a process that has ended, or whose number another
-    one has now, holds nothing. Of a process on another host we cannot tell.
+    The lock is a lease: a thread renews it for as long as the block lasts. A lock that was not renewed for
+    `LEASE_SECONDS` is stale; so is at once that of a process of this host (by number and start) that has
+    ended. Clocks of hosts must agree to within minutes.
 
     Raises
     ------
@@ -36,44 +57,130 @@ def hold_lock(out: Path) -> Iterator[None]:
         Where somebody else holds it.
     """
     path, own = out / LOCK, _this_process()
-    # Looking and taking are one: else two that find the same stale lock would both take it.
-    with open(out / GUARD, "w") as guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)
+    _take(path, own)
+    over = threading.Event()
+    renewing = threading.Thread(target=_renew, args=(path, own, over), daemon=True, name="toffee-lock")
+    renewing.start()
+    try:
+        yield
+    finally:
+        over.set()
+        renewing.join()
         holder = _read_lock(path)
+        if holder is not None and holder["token"] == own["token"]:
+            path.unlink(missing_ok=True)
+
+
+def _take(path: Path, own: Mapping[str, Any]) -> None:
+    for _ in range(TRIES):
+        try:
+            create_file(path, _content(own))
+            return
+        except FileExistsError:
+            holder = _read_lock(path)
+        if holder is None and not path.exists():
+            continue
+        if holder is not None and holder["token"] == own["token"]:
+            # The first answer was lost on the way, and the request was sent again.
+            return
         if holder is not None and not _is_stale(holder):
             raise UnfinishedError(
                 "another refresh of this folder is under way",
                 got=f"process {holder['pid']} on {holder['host']} since {holder['since']}",
                 allowed="one at a time",
-                remedy=f"Wait for it; if it is gone, with its machine, remove {path}.",
+                remedy=f"Wait for it; if it is gone, its lock counts for nothing after "
+                f"{LEASE_SECONDS / 60:g} minutes, or remove {path}.",
             )
-        write_json(path, own)
+        if _take_over(path, own, holder):
+            return
+        time.sleep(random.uniform(0.1, 1.0))
+    raise UnfinishedError(
+        "others want the lock of this folder too",
+        got=f"{TRIES} tries to take over {path}",
+        allowed="one at a time",
+        remedy="Try again.",
+    )
+
+
+def _take_over(path: Path, own: Mapping[str, Any], stale: Mapping[str, Any] | None) -> bool:
+    """Replace a stale lock, unless somebody else is about to.
+
+    Whoever wants to says so first, in a file of its own, and then looks: of two at once at least one sees the
+    other and leaves it. Whoever comes later sees the claim or, when that is gone, the new lock.
+    """
+    claim = path.parent / f"{path.name}.{own['token']}"
+    claim.write_bytes(_content(own))
     try:
-        yield
+        others = [other for other in path.parent.glob(f"{path.name}.*") if other.name != claim.name]
+        for other in others:
+            holder = _read_lock(other)
+            if holder is not None and not _is_stale(holder):
+                return False
+        if _read_lock(path) != stale:
+            return False
+        with replacing(path) as temporary:
+            temporary.write_bytes(_content(own))
+        for other in others:
+            other.unlink(missing_ok=True)
+        return True
     finally:
-        if _read_lock(path) == own:
-            path.unlink(missing_ok=True)
+        claim.unlink(missing_ok=True)
+
+
+def _renew(path: Path, own: Mapping[str, Any], over: threading.Event) -> None:
+    """Say again and again that we are alive, until it is over or the lock is not ours any more."""
+    seen = time.monotonic()
+    while not over.wait(RENEW_SECONDS):
+        with suppress(OSError):
+            holder = _read_lock(path)
+            if (
+                holder is None
+                or holder["token"] != own["token"]
+                or time.monotonic() - seen > LEASE_SECONDS / 2
+            ):
+                # After so long a sleep somebody may just be taking over.
+                log.warning("the lock %s was lost", path)
+                return
+            with replacing(path) as temporary:
+                temporary.write_bytes(_content(own))
+            seen = time.monotonic()
 
 
 def _this_process() -> dict[str, Any]:
-    started = psutil.Process().create_time()
-    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return {"host": socket.gethostname(), "pid": os.getpid(), "started": started, "since": since}
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "started": psutil.Process().create_time(),
+        "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "token": uuid.uuid4().hex,
+    }
+
+
+def _content(own: Mapping[str, Any]) -> bytes:
+    return (json.dumps({**own, "seen": time.time()}, indent=1) + "\n").encode()
 
 
 def _read_lock(path: Path) -> dict[str, Any] | None:
-    try:
-        lock = json.loads(path.read_text())
-        return {name: lock[name] for name in ("host", "pid", "started", "since")}
-    except (OSError, ValueError, KeyError, TypeError):
-        # Locks appear whole: what cannot be read is not one.
-        return None
+    """Return a lock; None for what is not there, or is no lock of ours."""
+    for last in (False, True):
+        try:
+            lock = json.loads(path.read_text())
+            return {name: lock[name] for name in ("host", "pid", "started", "since", "token", "seen")}
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            if not last:
+                # In a folder it is empty for the moment between being made and being written.
+                time.sleep(0.2)
+    return None
 
 
 def _is_stale(holder: Mapping[str, Any]) -> bool:
-    if holder["host"] != socket.gethostname():
-        return False
     try:
+        if abs(time.time() - float(holder["seen"])) > LEASE_SECONDS:
+            return True
+        if holder["host"] != socket.gethostname():
+            return False
         # Start times are counted from the boot: a clock that was set moves them a little.
         started = float(psutil.Process(int(holder["pid"])).create_time())
         return abs(started - float(holder["started"])) > 1.0
@@ -163,12 +270,12 @@ def remove_old_runs(out: Path, keep: int) -> list[str]:
     for run in list_runs(out):
         if run.run_id != latest and run.published:
             # Only the next night starts from slices, and they are larger than the results.
-            shutil.rmtree(run.warm, ignore_errors=True)
+            remove_tree(run.warm)
         if run.run_id in needed or (not run.published and not _is_left_over(run)):
             continue
         # Without its manifest it is no run any more, whatever happens then.
         run.manifest.unlink(missing_ok=True)
-        shutil.rmtree(run.path, ignore_errors=True)
+        remove_tree(run.path)
         removed.append(run.run_id)
     return removed
 
@@ -177,13 +284,14 @@ def _is_left_over(run: RunFolder) -> bool:
     """Whether an unfinished run is an abandoned refresh, or a folder that was being made or removed."""
     if (run.work / "job.json").exists():
         return "following" in run.read_job()
-    return time.time() - run.path.stat().st_mtime > LEFT_OVER_SECONDS
+    # Its name is when it began.
+    began = datetime.strptime(run.run_id.partition("-")[0], "%Y%m%dT%H%M%S.%f").replace(tzinfo=UTC)
+    return time.time() - began.timestamp() > LEFT_OVER_SECONDS
 
 
 def append_log(out: Path, line: Mapping[str, Any]) -> None:
     """Add one JSON line to the log of refreshes; a line is written at once."""
-    with open(out / LOG, "a") as file:
-        file.write(json.dumps(line) + "\n")
+    append_line(out / LOG, json.dumps(line))
 
 
 def write_metrics(out: Path, line: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ and resumes one; where the tasks run changes no byte.
 from __future__ import annotations
 
 import os
-import shutil
+import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -33,7 +33,18 @@ from toffee_dist.progress import Progress
 from toffee_dist.slices import HELD, MODEL, REDUCED, array_path, is_finished, slice_name
 from toffee_dist.sources import find_files, fingerprint
 from toffee_dist.spectrum import count_freqs
-from toffee_dist.store import RunFolder, new_run, point_to, read_json, save_array, write_json
+from toffee_dist.store import (
+    RunFolder,
+    copy_tree,
+    new_run,
+    place,
+    point_to,
+    read_json,
+    remote,
+    remove_tree,
+    save_array,
+    write_json,
+)
 from toffee_dist.summary import MANIFEST as INGEST_MANIFEST
 from toffee_dist.timegrid import TimeGrid
 
@@ -86,7 +97,7 @@ def start_run(
     runtime.check_mode(config.mode)
     ingest_config = config.ingest_config()
     files, _ = find_files(ingest_config.inputs)
-    run = new_run(Path(config.out))
+    run = new_run(place(config.out))
     job = {
         "config": config.model_dump(mode="json"),
         "identity": config.identity(),
@@ -98,7 +109,7 @@ def start_run(
         return _work(config, run, progress or Progress())
     except (ConfigError, InputError, TooLargeError):
         # Nothing that a resume could use: the same words would be said again.
-        if not run.ingest.exists():
+        if not run.staged:
             run.remove_work()
             run.path.rmdir()
         raise
@@ -117,7 +128,7 @@ def resume_run(run: RunFolder, where: dict[str, Any], progress: Progress | None 
     job = run.read_job()
     kind = RefreshConfig if "following" in job else JobConfig
     config = kind.read({**job["config"], **where})
-    if not run.ingest.exists():
+    if not run.staged:
         files, _ = find_files(config.inputs)
         if fingerprint(files) != job["fingerprint"]:
             raise InputError(
@@ -135,7 +146,7 @@ def _work(config: JobConfig, run: RunFolder, progress: Progress) -> Outcome:
         if client.dashboard_link and "://" in config.mode:
             progress.say(f"dashboard: {client.dashboard_link}")
         workers = runtime.survey(client, run.work)
-        if not run.ingest.exists():
+        if not run.staged:
             with progress.stage("ingest") as done:
                 on = task_runner(client, config, run, done)
                 _ingest(config, run, workers, on, progress)
@@ -171,6 +182,8 @@ def _ingest(
         threads = 1 if config.mode == "auto" else None
         _check_memory(config, make_plan(shape, config, chosen=1), workers, threads)
 
+    # On a store, what an ingest that was cut short left is there.
+    remove_tree(run.ingest)
     ingest(config.ingest_config(), run.ingest, on, progress.say, check)
 
 
@@ -198,22 +211,24 @@ def parse_bytes(text: str) -> int:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return what is free where the run goes."""
+    """Return what is free where the run goes; a store has no end."""
+    if remote(folder) is not None:
+        return sys.maxsize
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize
 
 
 def read_shape(run: RunFolder) -> tuple[Shape, TimeGrid]:
     """Return the sizes and the grid of a staged tensor."""
-    tensor = staging.open_tensor(run.ingest / "tensor")
     manifest = read_json(run.ingest / INGEST_MANIFEST)
+    summary = manifest["summary"]
     shape = Shape(
-        tensor.n_nodes,
-        tensor.n_steps,
-        tensor.n_pairs,
-        tensor.n_events,
-        tensor.directed,
-        rows=manifest["summary"]["rows"],
+        summary["nodes"],
+        summary["steps"],
+        summary["pairs"],
+        summary["entries"],
+        manifest["config"]["directed"],
+        rows=summary["rows"],
         exact=True,
     )
     return shape, TimeGrid.from_json(manifest["grid"])
@@ -325,7 +340,7 @@ class _Job:
         """Fit another model, and leave its vectors where those of a zero slice would be."""
         from toffee_dist.models import ModelOptions, fit
 
-        folder = Path(self.slices)
+        folder = place(self.slices)
         if "embedding" not in self.config.outputs or (folder / f"{MODEL}.json").exists():
             return
         names = ("rank", "reg_a", "reg_r", "reduce", "gauge", "tol", "max_iter", "precision", "seed")
@@ -364,7 +379,7 @@ class _Job:
 
     def solve(self, stage: str, items: list[tasks.SolveTask]) -> None:
         """Run tasks of the solver, and count the slices that were there already."""
-        folder = Path(self.slices)
+        folder = place(self.slices)
         wanted = sum(len(item.freqs) for item in items)
         missing = [
             item
@@ -411,7 +426,7 @@ class _Job:
         self.outcome.figures |= figures | {"output_bytes": sum(sizes)}
         job, ingested = self.run.read_job(), read_json(self.run.ingest / INGEST_MANIFEST)
         # A later run extends the rows of this one.
-        shutil.copytree(self.run.ingest / "nodes", self.run.registry, dirs_exist_ok=True)
+        copy_tree(self.run.ingest / "nodes", self.run.registry)
         if self.night is not None:
             [self.night.saved] = self.map(
                 "keep slices",
@@ -460,6 +475,6 @@ class _Job:
             for path in earlier
         ]
         self.night.drift = [found.to_json() for found in self.map("drift", drift.measure_drift, items)]
-        before = read_json(Path(following.previous) / "manifest.json")["metrics"]
+        before = read_json(place(following.previous) / "manifest.json")["metrics"]
         self.night.reasons = judge(self.night, self.outcome.figures, before, self.config)
         return self.night.reasons

@@ -26,7 +26,17 @@ from toffee_dist.operations import append_log, hold_lock, remove_old_runs, write
 from toffee_dist.pipeline import resume_run, start_run
 from toffee_dist.progress import Progress
 from toffee_dist.sources import find_files, fingerprint
-from toffee_dist.store import LATEST, MANIFEST, RunFolder, list_runs, point_to, read_json, write_json
+from toffee_dist.store import (
+    LATEST,
+    MANIFEST,
+    RunFolder,
+    check_writable,
+    list_runs,
+    place,
+    point_to,
+    read_json,
+    write_json,
+)
 from toffee_dist.timegrid import SECONDS, TimeGrid, TimeScale, build_grid, last_window, parse_moment
 
 # What a later night may change without becoming another chain: what it reads, where it runs, its limits.
@@ -183,13 +193,8 @@ def refresh(config: RefreshConfig, progress: Progress | None = None) -> Refreshe
     if not config.out:
         raise ConfigError("out", got="nothing", allowed="a folder for the runs", remedy="Add --out DIR.")
     progress = progress or Progress()
-    out, began = Path(config.out).absolute(), time.monotonic()
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            "output folder", got=f"{out}: {error.strerror}", allowed="a place to write"
-        ) from None
+    out, began = place(config.out).absolute(), time.monotonic()
+    check_writable(out)
     with hold_lock(out):
         try:
             done = _refresh(config, out, progress)

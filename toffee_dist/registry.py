@@ -18,7 +18,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from toffee_dist.errors import InputError
-from toffee_dist.store import replacing, save_array
+from toffee_dist.store import fetched, place, replacing, save_array
+from toffee_dist.writer import scan_parquet
 
 # Distinct ids, summed over the scan tasks, that one bucket merges at a time.
 BUCKET_IDS = 1 << 22
@@ -127,12 +128,12 @@ class BucketTask:
     @property
     def ids_path(self) -> Path:
         """Where the ids of the bucket go, with rows that are not final yet."""
-        return Path(self.work) / f"bucket-{self.space}-{self.index:05d}.arrow"
+        return place(self.work) / f"bucket-{self.space}-{self.index:05d}.arrow"
 
     @property
     def rows_path(self) -> Path:
         """Where the row of every id of every part goes, part after part."""
-        return Path(self.work) / f"bucket-{self.space}-{self.index:05d}.npy"
+        return place(self.work) / f"bucket-{self.space}-{self.index:05d}.npy"
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def merge_bucket(task: BucketTask) -> BucketRecord:
     A known id keeps its row. The k-th new id of the bucket is written as -1-k, since only after all
     buckets are counted is it known where its rows start; `resolve` does that.
     """
-    slices = [_range(pl.read_ipc(path)["id"], task.lo, task.hi) for path in task.parts]
+    slices = [_range(read_ipc(place(path))["id"], task.lo, task.hi) for path in task.parts]
     known = read_registry(task.known, task.space, task.lo, task.hi)
     if len(known):
         seen = {str(part.dtype) for part in [*slices, known["id"]] if len(part)}
@@ -177,6 +178,12 @@ def merge_bucket(task: BucketTask) -> BucketRecord:
     return BucketRecord(n_new, table.height, tuple(int(offset) for offset in offsets))
 
 
+def read_ipc(path: Path) -> pl.DataFrame:
+    """Read an Arrow file; the frame is a map of it, also of a copy that is already gone."""
+    with fetched(path) as local:
+        return pl.read_ipc(local)
+
+
 def positions(ids: pl.Series, wanted: pl.Series) -> NDArray[np.int64]:
     """Return where each wanted id is in sorted ids that hold them all; wanted is sorted too."""
     if ids.dtype == pl.String:
@@ -194,9 +201,9 @@ def resolve(rows: NDArray[np.int64], base: int) -> NDArray[np.int64]:
 def write_bucket(item: tuple[BucketTask, int, str]) -> str:
     """Write the registry's part of one bucket as Parquet: id, row, space; return its name."""
     task, base, folder = item
-    table = pl.read_ipc(task.ids_path)
+    table = read_ipc(task.ids_path)
     rows = resolve(table["row"].to_numpy(), base)
-    path = Path(folder) / f"part-{task.space}-{task.index:05d}.parquet"
+    path = place(folder) / f"part-{task.space}-{task.index:05d}.parquet"
     table = table.select("id", pl.Series("row", rows), pl.lit(task.space, dtype=pl.UInt8).alias("space"))
     with replacing(path) as temporary:
         table.write_parquet(temporary)
@@ -212,10 +219,10 @@ def read_registry(
     files: Sequence[str], space: int, lo: Id | None = None, hi: Id | None = None
 ) -> pl.DataFrame:
     """Read id and row of one space, ids in [lo, hi), from a registry's parts."""
-    own = [name for name in files if Path(name).name.startswith(f"part-{space}-")]
+    own = [path for path in map(place, files) if path.name.startswith(f"part-{space}-")]
     if not own:
         return pl.DataFrame({"id": [], "row": pl.Series([], dtype=pl.Int64)})
-    frame = pl.scan_parquet(own, glob=False).select("id", "row")
+    frame = scan_parquet(own).select("id", "row")
     try:
         if lo is not None:
             frame = frame.filter(pl.col("id") >= lo)
@@ -243,7 +250,7 @@ def read_rows(files: Sequence[str], start: int, stop: int) -> pl.DataFrame:
     """
     frames = []
     for name in files:
-        frame = pl.scan_parquet(name, glob=False)
+        frame = scan_parquet([place(name)])
         frames.append(frame.filter(pl.col("row").is_between(start, stop, closed="left")))
     kinds = {frame.collect_schema()["id"] for frame in frames}
     if len(kinds) > 1:
@@ -263,7 +270,7 @@ def count_known(files: Sequence[str]) -> int:
     """Return the number of rows that are taken: the next new node gets this one."""
     if not files:
         return 0
-    return int(pl.scan_parquet(list(files), glob=False).select(pl.len()).collect().item())
+    return int(scan_parquet([place(name) for name in files]).select(pl.len()).collect().item())
 
 
 def _range(ids: pl.Series, lo: Id | None, hi: Id | None) -> pl.Series:

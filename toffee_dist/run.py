@@ -14,8 +14,9 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from toffee_dist import writer
 from toffee_dist.errors import InputError
-from toffee_dist.store import FORMAT, RunFolder, find_run, read_json
+from toffee_dist.store import FORMAT, RunFolder, fetched, find_run, place, read_json
 from toffee_dist.timegrid import TimeGrid
 
 
@@ -46,11 +47,11 @@ class Table:
 
     def dataset(self) -> ds.Dataset:
         """Return an Arrow dataset, for filters and batches."""
-        return ds.dataset([str(file) for file in self.files], format="parquet")
+        return writer.open_dataset(self.files)
 
     def polars(self) -> pl.LazyFrame:
         """Return a lazy polars frame."""
-        return pl.scan_parquet(self.files, glob=False)
+        return writer.scan_parquet(self.files)
 
     def pandas(self) -> Any:
         """Return a pandas frame (pandas must be installed)."""
@@ -75,19 +76,22 @@ class Table:
         dtype = self._vectors(self.files[0], rows=0).dtype
         per_node = self.shape[1] if len(self.shape) == 3 else 1
         for file in self.files:
-            rows = pq.ParquetFile(file).metadata.num_rows // per_node
+            rows = writer.open_dataset([file]).count_rows() // per_node
             read = delayed(self._vectors, pure=True)(file)
             chunks.append(da.from_delayed(read, (rows, *self.shape[1:]), dtype))
         array = da.concatenate(chunks, axis=0)
         return array.transpose(1, 0, 2) if len(self.shape) == 3 else array
 
     def _vectors(self, file: Path, rows: int | None = None) -> NDArray[Any]:
-        parquet = pq.ParquetFile(file, memory_map=True)
-        names = [f.name for f in parquet.schema_arrow if pa.types.is_fixed_size_list(f.type)]
         if rows == 0:
-            real_type = parquet.schema_arrow.field(names[0]).type.value_type.to_pandas_dtype()
-            return np.empty(0, np.result_type(real_type, np.complex64) if len(names) > 1 else real_type)
-        table = parquet.read(columns=names)
+            schema = writer.open_dataset([file]).schema
+            lists = [field.type for field in schema if pa.types.is_fixed_size_list(field.type)]
+            real_type = lists[0].value_type.to_pandas_dtype()
+            return np.empty(0, np.result_type(real_type, np.complex64) if len(lists) > 1 else real_type)
+        with fetched(file) as local:
+            parquet = pq.ParquetFile(local, memory_map=True)
+            names = [f.name for f in parquet.schema_arrow if pa.types.is_fixed_size_list(f.type)]
+            table = parquet.read(columns=names)
         real, *imag = [table[name].combine_chunks().flatten().to_numpy() for name in names]
         values = real if not imag else real + imag[0] * np.complex64(1j)
         return np.asarray(values.reshape(-1, *self.shape[1:]))
@@ -223,4 +227,4 @@ def load_run(path: Path | str) -> Run:
     >>> run.embedding.numpy().shape  # doctest: +SKIP
     (1899, 128)
     """
-    return Run(find_run(Path(path)))
+    return Run(find_run(place(path)))

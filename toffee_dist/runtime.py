@@ -21,6 +21,7 @@ from typing import Any
 from toffee_dist.config import RuntimeSettings
 from toffee_dist.errors import ConfigError, ToffeeError, UnfinishedError
 from toffee_dist.watchdog import ANSWER, Watch, diagnose, within
+from toffee_dist.store import place
 
 # Enough that no worker waits, few enough that a million items do not sit in the scheduler.
 AHEAD = 256
@@ -468,8 +469,8 @@ def probe(folder: str, token: str, dask_worker: Any = None) -> dict[str, Any]:
 
     name = f".{token}.{uuid.uuid4().hex}"
     try:
-        seen = (Path(folder) / f".{token}.client").read_text() == token
-        (Path(folder) / name).write_text(token)
+        seen = (place(folder) / f".{token}.client").read_text() == token
+        (place(folder) / name).write_text(token)
         problem = "" if seen else "our file reads differently there"
     except OSError as error:
         problem = str(error)

@@ -19,7 +19,7 @@ from toffee_dist.registry import Id, encode_ids, sample_ids
 from toffee_dist.rows import BadRows, clean_rows
 from toffee_dist.schema import Schema
 from toffee_dist.sources import Fragment
-from toffee_dist.store import replacing, save_array
+from toffee_dist.store import place, replacing, save_array
 from toffee_dist.timegrid import MAX_STEPS
 
 
@@ -65,15 +65,15 @@ class Part:
 
     def rows_path(self, work: str) -> Path:
         """Where the rows are."""
-        return Path(work) / f"{self.name}.rows.arrow"
+        return place(work) / f"{self.name}.rows.arrow"
 
     def ids_path(self, work: str, space: int) -> Path:
         """Where the sorted distinct ids of one space are."""
-        return Path(work) / f"{self.name}.ids{space}.arrow"
+        return place(work) / f"{self.name}.ids{space}.arrow"
 
     def times_path(self, work: str) -> Path:
         """Where the distinct times are."""
-        return Path(work) / f"{self.name}.times.npy"
+        return place(work) / f"{self.name}.times.npy"
 
 
 @dataclass

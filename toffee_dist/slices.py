@@ -11,18 +11,16 @@ with one seek.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from toffee_dist.errors import UnfinishedError
 from toffee_dist.solvers.base import SliceFactors, SliceReport
-from toffee_dist.store import replacing, save_array
+from toffee_dist.store import read_array, replacing, save_array
 
 REDUCED = "reduced"
 MODEL = "model"
@@ -99,16 +97,7 @@ def read_rows(path: Path, start: int = 0, stop: int | None = None) -> NDArray[An
         Where the file is missing or shorter than its header says; `toffee resume` makes it again.
     """
     try:
-        with open(path, "rb") as file:
-            shape, dtype = _read_header(file)
-            stop = shape[0] if stop is None else stop
-            row_bytes = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
-            rows = np.empty((stop - start, *shape[1:]), dtype)
-            file.seek(start * row_bytes, os.SEEK_CUR)
-            read = file.readinto(rows.reshape(-1).view(np.uint8)) if rows.nbytes else 0  # type: ignore[arg-type]
-            if read != rows.nbytes:
-                raise ValueError(f"{rows.nbytes - read} bytes are missing")
-            return rows
+        return read_array(path, start, stop)
     except (OSError, ValueError) as error:
         raise UnfinishedError(
             f"cannot read {path.name}",
@@ -116,12 +105,3 @@ def read_rows(path: Path, start: int = 0, stop: int | None = None) -> NDArray[An
             allowed="the file as it was written",
             remedy="toffee resume makes it again.",
         ) from None
-
-
-def _read_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    major, _ = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(file)
-    if fortran or dtype.hasobject:
-        raise ValueError("not an array of ours")
-    return shape, dtype

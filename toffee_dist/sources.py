@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-import fsspec
 import polars as pl
 
 from toffee_dist.errors import InputError
+from toffee_dist.remote import RemotePath
+from toffee_dist.store import place, storage_failed
 
 Format = Literal["parquet", "ipc", "text"]
 Codec = Literal["", "gzip", "zstd"]
@@ -238,27 +239,33 @@ def _stat(path: str) -> tuple[str, int, str]:
 
 
 def _expand_url(url: str) -> Iterator[tuple[str, int, str]]:
+    there = RemotePath(url)
+    fs, path = there.fs, there.key
     try:
-        fs, path = fsspec.core.url_to_fs(url)
-        if glob.has_magic(path):
-            found = sorted(fs.glob(path))
-        elif fs.isdir(path):
-            found = sorted(fs.find(path))
-        else:
-            found = [path] if fs.exists(path) else []
-        for name in found:
-            info: dict[str, Any] = fs.info(name)
-            if info["type"] == "file":
-                is_hidden = os.path.basename(name).startswith((".", "_")) and len(found) > 1
-                size = -1 if is_hidden else int(info.get("size") or 0)
-                yield fs.unstrip_protocol(name), size, fs.ukey(name)
-    except (ImportError, OSError, ValueError) as error:
+        with there.failing():
+            if glob.has_magic(path):
+                found: dict[str, Any] = fs.glob(path, detail=True)
+            elif fs.isdir(path):
+                found = fs.find(path, detail=True)
+            else:
+                found = {path: fs.info(path)} if fs.exists(path) else {}
+    except (FileNotFoundError, PermissionError) as error:
         raise InputError(
             f"cannot list {url}",
-            got=f"{type(error).__name__}: {error}",
-            allowed="a URL that fsspec can open",
-            remedy="Check the URL and the credentials; s3:// needs s3fs, gs:// needs gcsfs.",
+            got=error.strerror,
+            allowed="a URL that can be read",
+            remedy="Check the URL and the credentials.",
         ) from None
+    except OSError as error:
+        raise storage_failed(error) from None
+    for name, info in sorted(found.items()):
+        if info["type"] == "file":
+            is_hidden = os.path.basename(name).startswith((".", "_")) and len(found) > 1
+            size = -1 if is_hidden else int(info.get("size") or 0)
+            stamps = (
+                info.get(key) for key in ("ETag", "etag", "LastModified", "updated", "created", "mtime")
+            )
+            yield fs.unstrip_protocol(name), size, str(next((stamp for stamp in stamps if stamp), ""))
 
 
 def _describe(path: str, size: int, stamp: str) -> SourceFile:
@@ -282,7 +289,7 @@ def _describe(path: str, size: int, stamp: str) -> SourceFile:
 def _sniff(path: str, codec: Codec) -> tuple[Format, Codec]:
     """Recognise a file of unknown extension by its first bytes."""
     try:
-        with fsspec.open(path, "rb") as handle:
+        with place(path).open("rb") as handle:
             head = handle.read(6)
     except OSError as error:
         raise InputError(f"cannot read {path}", got=error, allowed="a file that can be read") from None

@@ -1,47 +1,77 @@
-"""The staged tensor: five .npy files and a small header, written in blocks and opened as memory maps."""
+"""The staged tensor: five .npy files and a small header, written in blocks and opened as memory maps.
+
+In a local folder the blocks are joined in place. On an object store they stay as they are: the header lists
+them, and every machine that opens the tensor joins them once, in a local copy (cache.py).
+"""
 
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from toffee_dist.entries import BlockRecord, BlockTask
+from toffee_dist.cache import local_copy
+from toffee_dist.entries import BlockRecord, BlockTask, block_path
 from toffee_dist.errors import InputError
-from toffee_dist.store import save_array, write_json
+from toffee_dist.store import place, read_array, remote, save_array, write_json
 from toffee_dist.tensor import TemporalTensor, index_dtype
 
 ARRAYS = ("indptr", "indices", "tube_ptr", "steps", "values")
 HEADER = "header.json"
 FORMAT = 1
+# Blocks that are fetched at once: a request waits more than it works.
+FETCHES = 8
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large a tensor is."""
+
+    n_nodes: int
+    n_steps: int
+    n_pairs: int
+    n_events: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of rows, and what comes before it."""
+
+    name: str
+    first_row: int
+    pairs_before: int
+    events_before: int
 
 
 @dataclass(frozen=True)
 class JoinTask:
-    """The copying of one block to its place."""
+    """The copying of one block from a folder to its place in another."""
 
-    block: BlockTask
-    pairs_before: int
-    events_before: int
-    folder: str
+    block: Block
+    source: str
+    target: str
 
 
-def plan_join(
-    folder: Path,
-    blocks: Sequence[BlockTask],
-    records: Sequence[BlockRecord],
-    *,
-    n_nodes: int,
-    n_steps: int,
-) -> list[JoinTask]:
-    """Make the files at their full size, and say where each block goes."""
-    n_pairs = sum(record.n_pairs for record in records)
-    n_events = sum(record.n_events for record in records)
+def list_blocks(tasks: Sequence[BlockTask], records: Sequence[BlockRecord]) -> list[Block]:
+    """Say where in the tensor each block belongs."""
+    pairs = accumulate((record.n_pairs for record in records), initial=0)
+    events = accumulate((record.n_events for record in records), initial=0)
+    return [
+        Block(task.name, task.rows[0], *before)
+        for task, before in zip(tasks, zip(pairs, events, strict=True), strict=False)
+    ]
+
+
+def make_arrays(folder: Path, sizes: Sizes) -> None:
+    """Make the files of a local tensor at their full size."""
+    n_nodes, n_steps, n_pairs, n_events = astuple(sizes)
     pattern, tube = index_dtype(n_nodes, n_pairs), index_dtype(n_steps, n_events)
     shapes: dict[str, tuple[type[Any], int]] = {
         "indptr": (pattern, n_nodes + 1),
@@ -50,55 +80,68 @@ def plan_join(
         "steps": (tube, n_events),
         "values": (np.float64, n_events),
     }
-    folder.mkdir(parents=True)
     for name, (dtype, length) in shapes.items():
         if length == 0:
             np.save(folder / f"{name}.npy", np.empty(0, dtype=dtype))
         else:
             # A new file is all zeros, and so is the first entry of both pointers.
             np.lib.format.open_memmap(folder / f"{name}.npy", "w+", dtype, (length,))
-    pairs = [0, *accumulate(record.n_pairs for record in records)]
-    events = [0, *accumulate(record.n_events for record in records)]
-    return [JoinTask(block, pairs[k], events[k], str(folder)) for k, block in enumerate(blocks)]
 
 
 def join_block(task: JoinTask) -> int:
     """Copy one block to its place; blocks touch different bytes. Return the number of bytes."""
-    first_row, _ = task.block.rows
+    block = task.block
     starts = {
-        "indptr": (first_row + 1, task.pairs_before),
-        "indices": (task.pairs_before, 0),
-        "tube_ptr": (task.pairs_before + 1, task.events_before),
-        "steps": (task.events_before, 0),
-        "values": (task.events_before, 0),
+        "indptr": (block.first_row + 1, block.pairs_before),
+        "indices": (block.pairs_before, 0),
+        "tube_ptr": (block.pairs_before + 1, block.events_before),
+        "steps": (block.events_before, 0),
+        "values": (block.events_before, 0),
     }
     written = 0
     for name, (start, shift) in starts.items():
-        array = np.load(task.block.path(name), mmap_mode="r", allow_pickle=False)
+        array = read_array(block_path(place(task.source), block.name, name))
         if not len(array):
             continue
-        place = np.load(Path(task.folder) / f"{name}.npy", mmap_mode="r+", allow_pickle=False)
-        piece = place[start : start + len(array)]
+        place_of = np.load(Path(task.target) / f"{name}.npy", mmap_mode="r+", allow_pickle=False)
+        piece = place_of[start : start + len(array)]
         # Blocks may be narrower or wider than the whole; the counts of the whole decide. One pass: a task
         # that runs twice at once, on a worker given up too early, writes the same bytes twice.
         np.add(array, piece.dtype.type(shift), out=piece, casting="same_kind")
-        place.flush()
+        place_of.flush()
         written += piece.nbytes
     return written
 
 
-def write_header(folder: Path, *, n_nodes: int, n_steps: int, directed: bool) -> None:
-    """Write the header last: a folder with one is complete."""
-    header = {"format": FORMAT, "n_nodes": n_nodes, "n_steps": n_steps, "directed": directed}
+def write_header(folder: Path, sizes: Sizes, *, directed: bool, blocks: Sequence[Block] = ()) -> None:
+    """Write the header last: a folder with one is complete. `blocks` are those that were not joined."""
+    header: dict[str, Any] = {
+        "format": FORMAT,
+        "n_nodes": sizes.n_nodes,
+        "n_steps": sizes.n_steps,
+        "directed": directed,
+    }
+    if blocks:
+        # The stamp names this content and no other, for those who keep a copy.
+        header |= {"n_pairs": sizes.n_pairs, "n_events": sizes.n_events, "stamp": uuid.uuid4().hex}
+        header["blocks"] = [astuple(block) for block in blocks]
     write_json(folder / HEADER, header)
 
 
 def stage_tensor(tensor: TemporalTensor, folder: Path) -> None:
     """Write a tensor that is in memory."""
+    sizes = Sizes(tensor.n_nodes, tensor.n_steps, tensor.n_pairs, tensor.n_events)
+    if remote(folder) is not None:
+        block = Block("block-000000", 0, 0, 0)
+        for name in ARRAYS:
+            array = getattr(tensor, name)[1 if name in ("indptr", "tube_ptr") else 0 :]
+            save_array(block_path(folder, block.name, name), array)
+        write_header(folder, sizes, directed=tensor.directed, blocks=[block])
+        return
     folder.mkdir(parents=True, exist_ok=True)
     for name in ARRAYS:
         save_array(folder / f"{name}.npy", getattr(tensor, name))
-    write_header(folder, n_nodes=tensor.n_nodes, n_steps=tensor.n_steps, directed=tensor.directed)
+    write_header(folder, sizes, directed=tensor.directed)
 
 
 def open_tensor(folder: Path | str) -> TemporalTensor:
@@ -109,14 +152,17 @@ def open_tensor(folder: Path | str) -> TemporalTensor:
     InputError
         Where the folder holds no complete tensor.
     """
-    folder = Path(folder)
+    folder = place(folder)
     try:
-        header = json.loads((folder / HEADER).read_text())
+        text = (folder / HEADER).read_text()
+        header = json.loads(text)
         if header["format"] != FORMAT:
             raise ValueError(f"format {header['format']}")
-        arrays = {name: _open(folder / f"{name}.npy") for name in ARRAYS}
-        return TemporalTensor(header["n_nodes"], header["n_steps"], header["directed"], **arrays)
-    except (OSError, ValueError, KeyError) as error:
+        if "blocks" not in header:
+            return _open(folder, header)
+        with local_copy(f"{folder}\n{text}", lambda target: _join_all(folder, header, target)) as copy:
+            return _open(copy, header)
+    except (FileNotFoundError, ValueError, KeyError) as error:
         raise InputError(
             f"no staged tensor in {folder}",
             got=f"{type(error).__name__}: {error}",
@@ -125,5 +171,15 @@ def open_tensor(folder: Path | str) -> TemporalTensor:
         ) from None
 
 
-def _open(path: Path) -> Any:
-    return np.load(path, mmap_mode="r", allow_pickle=False)
+def _join_all(folder: Path, header: dict[str, Any], target: Path) -> None:
+    """Join the blocks of a tensor on a store in a local folder."""
+    make_arrays(target, Sizes(*(header[name] for name in ("n_nodes", "n_steps", "n_pairs", "n_events"))))
+    joins = [JoinTask(Block(*block), str(folder), str(target)) for block in header["blocks"]]
+    with ThreadPoolExecutor(FETCHES) as pool:
+        for _ in pool.map(join_block, joins):
+            pass
+
+
+def _open(folder: Path, header: dict[str, Any]) -> TemporalTensor:
+    arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ARRAYS}
+    return TemporalTensor(header["n_nodes"], header["n_steps"], header["directed"], **arrays)

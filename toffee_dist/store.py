@@ -12,30 +12,77 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from toffee_dist.errors import ConfigError, InputError
+from toffee_dist.errors import ConfigError, InputError, UnfinishedError
+from toffee_dist.remote import Ranges, RemotePath
 
 FORMAT = 1
 LATEST, MANIFEST, JOB = "latest.json", "manifest.json", "job.json"
+# Written last by an ingest.
+INGESTED = "ingest.json"
+
+
+def place(text: str | Path) -> Path:
+    """Return where a text points: a local path, or a `RemotePath` for a URL.
+
+    That one is typed as a Path, since it stands wherever a Path does. It has no file on this machine: what
+    needs one goes through `replacing` and `fetched`.
+
+    Examples
+    --------
+    >>> place("file:///vectors"), place("memory://vectors/runs/")
+    (PosixPath('/vectors'), RemotePath(url='memory://vectors/runs'))
+    """
+    if not isinstance(text, str):
+        return text
+    text = text.removeprefix("file://")
+    return cast(Path, RemotePath(text)) if "://" in text else Path(text)
+
+
+def remote(path: Path) -> RemotePath | None:
+    """Return the path as what it is where it is behind a URL, else None."""
+    found: Any = path
+    return found if isinstance(found, RemotePath) else None
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a name to write to; on success the file appears at `path`, on failure nothing does."""
+    """Give a local name to write to; on success the file appears at `path`, on failure nothing does."""
+    there = remote(path)
+    if there is not None:
+        with TemporaryDirectory(prefix="toffee-") as folder:
+            temporary = Path(folder) / path.name
+            yield temporary
+            there.upload(temporary)
+        return
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         yield temporary
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def fetched(path: Path) -> Iterator[Path]:
+    """Give a local name to read from: the file itself, or a copy for the time of the block."""
+    there = remote(path)
+    if there is None:
+        yield path
+        return
+    with TemporaryDirectory(prefix="toffee-") as folder:
+        copy = Path(folder) / path.name
+        there.download(copy)
+        yield copy
 
 
 def save_array(path: Path, array: NDArray[Any]) -> int:
@@ -45,11 +92,39 @@ def save_array(path: Path, array: NDArray[Any]) -> int:
         return file.tell()
 
 
+def read_array(path: Path, start: int = 0, stop: int | None = None) -> NDArray[Any]:
+    """Return rows [start, stop) of a .npy file, reading nothing else.
+
+    Raises
+    ------
+    OSError, ValueError
+        Where there is no such file, or it is not whole.
+    """
+    there = remote(path)
+    with open(path, "rb") if there is None else Ranges(there) as file:
+        major, _ = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+        if fortran or dtype.hasobject:
+            raise ValueError("not an array of ours")
+        stop = shape[0] if stop is None else stop
+        row_bytes = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
+        rows = np.empty((stop - start, *shape[1:]), dtype)
+        file.seek(start * row_bytes, os.SEEK_CUR)
+        found = file.readinto(rows.reshape(-1).view(np.uint8)) if rows.nbytes else 0  # type: ignore[arg-type]
+        if found != rows.nbytes:
+            raise ValueError(f"{rows.nbytes - (found or 0)} bytes are missing")
+        return rows
+
+
 def write_json(path: Path, data: Any) -> None:
-    """Write JSON whole, and on the disk before this returns."""
+    """Write JSON whole, and on storage before this returns."""
+    text = json.dumps(data, indent=1) + "\n"
+    if remote(path) is not None:
+        path.write_text(text)
+        return
     with replacing(path) as temporary, open(temporary, "w") as file:
-        json.dump(data, file, indent=1)
-        file.write("\n")
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     folder = os.open(path.parent, os.O_RDONLY)
@@ -67,6 +142,92 @@ def read_json(path: Path) -> Any:
         raise InputError(
             f"cannot read {path}", got=f"{type(error).__name__}: {error}", allowed="a JSON file of ours"
         ) from None
+
+
+def storage_failed(error: OSError) -> UnfinishedError:
+    """Return what is said of storage that fails after every retry."""
+    return UnfinishedError(
+        "storage failed",
+        got=f"{error.strerror or error}: {error.filename or 'no file'}",
+        allowed="storage that answers",
+        remedy="Mend it, then try again; a run that had begun is finished by toffee resume.",
+    )
+
+
+def create_file(path: Path, data: bytes) -> None:
+    """Write a file that must not be there yet, else raise FileExistsError; of two at once, one may."""
+    there = remote(path)
+    if there is not None:
+        there.create(data)
+        return
+    with open(path, "xb") as file:
+        file.write(data)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file of text. Only one may do so at a time: a store replaces the whole file."""
+    if remote(path) is None:
+        with open(path, "a") as file:
+            file.write(line + "\n")
+        return
+    path.write_text((path.read_text() if path.exists() else "") + line + "\n")
+
+
+def list_folders(path: Path) -> list[Path]:
+    """Return the folders in a folder, sorted; none where there is no such folder."""
+    there = remote(path)
+    if there is not None:
+        return [cast(Path, found) for found, kind in there.list() if kind == "directory"]
+    return sorted(found for found in path.glob("*") if found.is_dir())
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder and all that is in it, as far as that goes."""
+    there = remote(path)
+    if there is None:
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with suppress(OSError):
+        there.remove_tree()
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy a folder; what is in the target and has another name stays."""
+    there, to = remote(source), remote(target)
+    if there is None and to is None:
+        shutil.copytree(source, target, dirs_exist_ok=True)
+    elif there is None and to is not None:
+        for file in sorted(path for path in source.rglob("*") if path.is_file()):
+            (to / file.relative_to(source).as_posix()).upload(file)
+    elif there is not None and to is not None:
+        for name in there.sizes():
+            (there / name).copy(to / name)
+    else:
+        raise NotImplementedError("from a store to a local folder")
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file a second name, or copy it where storage has no such thing."""
+    there, to = remote(source), remote(target)
+    if there is not None and to is not None:
+        there.copy(to)
+        return
+    with replacing(target) as temporary:
+        try:
+            os.link(source, temporary)
+        except OSError:
+            shutil.copyfile(source, temporary)
+
+
+@contextmanager
+def scratch(parent: Path, prefix: str) -> Iterator[Path]:
+    """Give a folder that is gone afterwards."""
+    folder = parent / f"{prefix}{uuid.uuid4().hex[:12]}"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        remove_tree(folder)
 
 
 @dataclass(frozen=True)
@@ -94,6 +255,11 @@ class RunFolder:
     def ingest(self) -> Path:
         """The staged tensor, the registry and the grid."""
         return self.work / "ingest"
+
+    @property
+    def staged(self) -> bool:
+        """Whether the ingest is complete."""
+        return (self.ingest / INGESTED).exists()
 
     @property
     def slices(self) -> Path:
@@ -140,7 +306,7 @@ class RunFolder:
 
     def remove_work(self) -> None:
         """Remove what only the computation needed; readers never look there."""
-        shutil.rmtree(self.work, ignore_errors=True)
+        remove_tree(self.work)
 
 
 def point_to(run: RunFolder, withdrawn: tuple[str, ...] = ()) -> None:
@@ -156,21 +322,36 @@ def new_run(out: Path) -> RunFolder:
     # The time first, so that names sort by age; the word, so that two at once do not meet.
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}-{uuid.uuid4().hex[:4]}"
     run = RunFolder(out.absolute() / "runs" / name)
+    check_writable(run.path.parent)
+    run.slices.mkdir(parents=True)
+    return run
+
+
+def check_writable(out: Path) -> None:
+    """Make a folder where there is none, and raise where we may not write to it.
+
+    Raises
+    ------
+    ConfigError
+        With nothing written.
+    """
+    probe = out / f".toffee-{uuid.uuid4().hex[:12]}"
     try:
-        run.slices.mkdir(parents=True)
+        out.mkdir(parents=True, exist_ok=True)
+        probe.write_text("")
+        probe.unlink()
     except OSError as error:
         raise ConfigError(
             "output folder",
             got=f"{out}: {error.strerror}",
-            allowed="a folder that can be written",
-            remedy="Choose another --out.",
+            allowed="a folder or bucket that is there and can be written",
+            remedy="Choose another --out, or see to the permissions.",
         ) from None
-    return run
 
 
 def list_runs(out: Path) -> list[RunFolder]:
     """Return the runs of a folder, oldest first."""
-    return [RunFolder(path.absolute()) for path in sorted((out / "runs").glob("*")) if path.is_dir()]
+    return [RunFolder(path.absolute()) for path in list_folders(out / "runs")]
 
 
 def find_run(path: Path) -> RunFolder:

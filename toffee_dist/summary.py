@@ -12,11 +12,11 @@ from toffee_dist.errors import InputError
 from toffee_dist.rows import MAX_EXAMPLES, BadRows
 from toffee_dist.scan import ScanRecord, ScanTask
 from toffee_dist.sources import SourceFile
-from toffee_dist.store import write_json
+from toffee_dist.store import INGESTED, write_json
 from toffee_dist.tensor import TemporalTensor
 from toffee_dist.timegrid import TimeGrid
 
-MANIFEST = "ingest.json"
+MANIFEST = INGESTED
 
 
 @dataclass(frozen=True)

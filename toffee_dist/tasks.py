@@ -39,7 +39,7 @@ from toffee_dist.solvers import SolveOptions, solve_slices
 from toffee_dist.solvers.base import times
 from toffee_dist.spectrum import inverse_transform, iter_values, node_energies, slice_matrix
 from toffee_dist.staging import open_tensor
-from toffee_dist.store import replacing, save_array, write_json
+from toffee_dist.store import place, replacing, save_array, write_json
 from toffee_dist.tensor import TemporalTensor
 from toffee_dist.timegrid import TimeGrid
 
@@ -96,7 +96,7 @@ class SolveTask:
 
 def solve_batch(task: SolveTask) -> int:
     """Solve the slices of a task that are not there yet; return how many that were."""
-    folder = Path(task.slices)
+    folder = place(task.slices)
     missing = [k for k in task.freqs if not is_finished(folder, task.name(k), task.arrays)]
     if not missing:
         return 0
@@ -115,7 +115,7 @@ def read_start(task: SolveTask, k: int, n_nodes: int) -> np.ndarray[Any, Any] | 
     # Last night's own slice has not seen the steps that are held out.
     name = replace(task, holdout=0).name(k)
     try:
-        A = read_rows(array_path(Path(task.warm), "A", name))
+        A = read_rows(array_path(place(task.warm), "A", name))
     except UnfinishedError:
         return None
     if A.ndim != 2 or A.shape[1] != task.options.rank or len(A) > n_nodes or not np.isfinite(A).all():
@@ -143,7 +143,7 @@ class BasisTask:
 
 def write_basis(task: BasisTask) -> None:
     """Add U, S, V and the projection to a zero slice."""
-    folder = Path(task.slices)
+    folder = place(task.slices)
     if is_finished(folder, task.name, "ARUSVC"):
         return
     zero = read_slice(folder, task.name)
@@ -172,7 +172,7 @@ class ChoiceRecord:
 
 def choose(task: ChoiceTask) -> ChoiceRecord:
     """Choose the frequencies of the trajectory; leave a table with what each is worth."""
-    tensor, folder = open_tensor(task.tensor), Path(task.slices)
+    tensor, folder = open_tensor(task.tensor), place(task.slices)
     record = folder / "choice.json"
     if record.exists():
         data = json.loads(record.read_text())
@@ -182,7 +182,7 @@ def choose(task: ChoiceTask) -> ChoiceRecord:
     n_freqs = len(choice.energies)
     k = np.arange(n_freqs)
     writer.write_parquet(
-        Path(task.out) / "frequencies.parquet",
+        place(task.out) / "frequencies.parquet",
         {
             "k": k.astype(np.int32),
             "period_steps": np.divide(tensor.n_steps, k, out=np.full(n_freqs, np.inf), where=k > 0),
@@ -232,17 +232,17 @@ class PartTask:
     @property
     def path(self) -> Path:
         """Where the part goes."""
-        return Path(self.run) / self.output / f"part-{self.index:05d}.parquet"
+        return place(self.run) / self.output / f"part-{self.index:05d}.parquet"
 
     @property
     def slices(self) -> Path:
         """Where the slices are."""
-        return Path(self.run) / "work" / "slices"
+        return place(self.run) / "work" / "slices"
 
     @property
     def ingest(self) -> Path:
         """Where the tensor and the registry are."""
-        return Path(self.run) / "work" / "ingest"
+        return place(self.run) / "work" / "ingest"
 
     @cached_property
     def ids(self) -> dict[str, pa.Array]:
@@ -288,7 +288,7 @@ def turned_vectors(
 def _one_vector(task: PartTask) -> dict[str, Any]:
     """One vector a node, and how far it can be trusted."""
     rows = task.start, task.stop
-    run, activity = Path(task.run), Path(task.run) / "work" / "activity"
+    run, activity = place(task.run), place(task.run) / "work" / "activity"
     array, cold = turned_vectors(run, task.output, task.zero, task.gauge, task.rotated, *rows)
     last = read_rows(activity / "last.npy", *rows)
     columns = task.ids | {
@@ -307,7 +307,7 @@ def _over_time(task: PartTask) -> dict[str, Any]:
     """One vector a node and step: irfft over k of A_k C_k (trajectory) or of A_k (the paper's factors)."""
     n_steps = open_tensor(task.ingest / "tensor").n_steps
     small = None if task.output == "factors/A_time" else ("R" if task.gauge == "none" else "C")
-    Q = read_rows(Path(task.run) / ROTATION) if task.rotated and small is not None else None
+    Q = read_rows(place(task.run) / ROTATION) if task.rotated and small is not None else None
     hat = None
     for at, k in enumerate(task.freqs):
         A = read_rows(array_path(task.slices, "A", slice_name(k)), task.start, task.stop)
@@ -403,7 +403,7 @@ def write_activity(task: ActivityTask) -> dict[str, Any]:
     slice that the fit m_i leaves: ‖x_i − m_i‖² / ‖x_i‖², 1 where there is nothing to fit. With M = U S Vᵀ,
     ‖m_i‖² = ‖(US)_i‖² and ⟨x_i, m_i⟩ = (US)_i·(XV)_i; for targets the same of Mᵀ.
     """
-    run = Path(task.run)
+    run = place(task.run)
     folder, slices = run / "work" / "activity", run / "work" / "slices"
     record = folder / "record.json"
     if record.exists():
@@ -464,7 +464,7 @@ class CheckTask:
 
 def check_part(task: CheckTask) -> int:
     """Raise unless a part is whole and finite; return its bytes."""
-    path = Path(task.path)
+    path = place(task.path)
     writer.check_parquet(path, task.rows, list(task.columns))
     return path.stat().st_size
 
@@ -516,7 +516,7 @@ TABLE_ROWS, TABLE_PAIRS = 1 << 20, 1 << 22
 
 def write_tables(task: TablesTask) -> dict[str, Any]:
     """Write nodes, steps, fit and, where asked for, the cores R; return figures of the fit."""
-    run = Path(task.run)
+    run = place(task.run)
     slices = run / "work" / "slices"
     reports = read_reports(slices, task.names)
     fit = [asdict(report) for report in reports]

@@ -8,18 +8,16 @@ import io
 import re
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import IO, cast
 
-import fsspec
 import polars as pl
 import zstandard
 
 from toffee_dist.errors import InputError
 from toffee_dist.sources import Fragment, SourceFile, unreadable
+from toffee_dist.store import fetched, place, storage_failed
 
 BLOCK_BYTES = 32 << 20
 LONGEST_LINE = 8 << 20
@@ -75,13 +73,13 @@ def local_copy(file: SourceFile) -> Iterator[SourceFile]:
     if not file.remote:
         yield file
         return
-    with TemporaryDirectory(prefix="toffee-fetch-") as folder:
-        path = Path(folder) / "file"
+    with ExitStack() as stack:
         try:
-            fs, name = fsspec.core.url_to_fs(file.path)
-            fs.get_file(name, str(path))
-        except OSError as error:
+            path = stack.enter_context(fetched(place(file.path)))
+        except (FileNotFoundError, PermissionError) as error:
             raise unreadable(file, error) from None
+        except OSError as error:
+            raise storage_failed(error) from None
         yield replace(file, path=str(path))
 
 

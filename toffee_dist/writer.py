@@ -1,18 +1,23 @@
-"""Parquet out: vectors as fixed-size lists, ids as the user knows them, the same bytes for the same data."""
+"""Parquet out: vectors as fixed-size lists, ids as the user knows them, the same bytes for the same data.
+
+And in: local files by their paths, what is behind a URL by the ranges that a reader asks for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from toffee_dist.errors import QualityError, UnfinishedError
-from toffee_dist.store import replacing
+from toffee_dist.store import fetched, remote, replacing
 
 # Rows of a row group: what a reader decodes at once, and what the writer holds beside the table.
 GROUP_ROWS = 16_384
@@ -67,22 +72,8 @@ def check_parquet(path: Path, rows: int, columns: list[str]) -> None:
         For numbers that are not finite.
     """
     try:
-        file = pq.ParquetFile(path)
-        found = file.metadata.num_rows, file.schema_arrow.names
-        if found != (rows, columns):
-            raise ValueError(f"{found[0]} rows of {', '.join(found[1])}")
-        for batch in file.iter_batches(batch_size=GROUP_ROWS):
-            for name in columns:
-                column = batch.column(name)
-                if pa.types.is_fixed_size_list(column.type):
-                    column = column.flatten()
-                if pa.types.is_floating(column.type) and not np.isfinite(column.to_numpy()).all():
-                    raise QualityError(
-                        f"{path.name} holds numbers that are not finite",
-                        got=f"NaN or infinity in {name}",
-                        allowed="finite numbers",
-                        remedy="Nothing was published. Try --precision double.",
-                    )
+        with fetched(path) as local:
+            _check(local, rows, columns)
     except (OSError, ValueError, pa.ArrowException) as error:
         path.unlink(missing_ok=True)
         raise UnfinishedError(
@@ -91,3 +82,39 @@ def check_parquet(path: Path, rows: int, columns: list[str]) -> None:
             allowed=f"{rows} rows of {', '.join(columns)}",
             remedy="toffee resume writes it again.",
         ) from None
+
+
+def _check(path: Path, rows: int, columns: list[str]) -> None:
+    file = pq.ParquetFile(path)
+    found = file.metadata.num_rows, file.schema_arrow.names
+    if found != (rows, columns):
+        raise ValueError(f"{found[0]} rows of {', '.join(found[1])}")
+    for batch in file.iter_batches(batch_size=GROUP_ROWS):
+        for name in columns:
+            column = batch.column(name)
+            if pa.types.is_fixed_size_list(column.type):
+                column = column.flatten()
+            if pa.types.is_floating(column.type) and not np.isfinite(column.to_numpy()).all():
+                raise QualityError(
+                    f"{path.name} holds numbers that are not finite",
+                    got=f"NaN or infinity in {name}",
+                    allowed="finite numbers",
+                    remedy="Nothing was published. Try --precision double.",
+                )
+
+
+def open_dataset(files: Sequence[Path]) -> ds.Dataset:
+    """Return Parquet files as one Arrow dataset."""
+    there = remote(files[0])
+    if there is None:
+        return ds.dataset([str(file) for file in files], format="parquet")
+    keys = [there.fs._strip_protocol(str(file)) for file in files]
+    return ds.dataset(keys, format="parquet", filesystem=there.fs)
+
+
+def scan_parquet(files: Sequence[Path]) -> pl.LazyFrame:
+    """Return Parquet files as one lazy frame."""
+    if remote(files[0]) is None:
+        return pl.scan_parquet(list(files), glob=False)
+    # Through our own file system, which has our credentials and our patience.
+    return pl.scan_pyarrow_dataset(open_dataset(files))
