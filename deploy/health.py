@@ -16,7 +16,7 @@ from pathlib import Path
 from distributed.core import rpc
 from distributed.security import Security
 
-SECONDS = 8.0
+SECONDS = 6.0
 
 
 async def ask(address: str, folder: Path, role: str) -> str:

@@ -136,13 +136,8 @@ def fold_in(path: Path, config: FoldConfig, out: Path, progress: Progress | None
         runtime.open_cluster(config) as client,
         progress.stage("fold in") as done,
     ):
-<<<<<<< HEAD
         on = runtime.runner(client, wait=config.wait, stall=config.stall, done=done)
-        result = ingest(edges, Path(folder) / "ingest", on, progress.say)
-=======
-        on = runtime.runner(client, wait=config.wait, done=done)
         result = ingest(edges, folder / "ingest", on, progress.say)
->>>>>>> 06b86d2576422caf0b9648e2280c406b31585f35
         item = FoldTask(
             str(run.path), str(result.folder), str(out.absolute()), manifest["config"]["reduce"], outputs
         )

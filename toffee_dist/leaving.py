@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 # Seconds for the scheduler to take the tasks back: far less than the notice that a spot machine gets.
-NOTICE = 10.0
+NOTICE = 5.0
 
 
 async def dask_teardown(server: Any) -> None:

@@ -20,8 +20,8 @@ from typing import Any
 
 from toffee_dist.config import RuntimeSettings
 from toffee_dist.errors import ConfigError, ToffeeError, UnfinishedError
-from toffee_dist.watchdog import ANSWER, Watch, diagnose, within
 from toffee_dist.store import place
+from toffee_dist.watchdog import ANSWER, Watch, diagnose, within
 
 # Enough that no worker waits, few enough that a million items do not sit in the scheduler.
 AHEAD = 256

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import dask.config
+import yaml
 from dask_jobqueue import SLURMCluster
 from distributed.security import Security
 
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         line for line in (DEPLOY / "worker.env").read_text().splitlines() if not line.startswith("#")
     ]
     lifetime = max(60, seconds(given.walltime) - LEAVE)
-    dask.config.update(dask.config.config, dask.config.collect_yaml([str(DEPLOY / "dask.yaml")])[0])
+    dask.config.update(dask.config.config, yaml.safe_load((DEPLOY / "dask.yaml").read_text()))
     with tempfile.TemporaryDirectory(prefix=".toffee-", dir=given.shared) as folder:
         certificates = Path(folder) / "certs"
         with SLURMCluster(
