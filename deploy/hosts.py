@@ -201,6 +201,12 @@ class Cluster:
         files = [f"--tls-{name}={self.certificates / file}" for name, file in names.items()]
         return [f"--mode={self.address}", *files]
 
+    def start_scheduler(self) -> subprocess.Popen[Any]:
+        """Start the scheduler on its host."""
+        host = self.network.hosts["scheduler"]
+        address = f"--host=tls://{host.address}:{SCHEDULER_PORT}"
+        return self._start(host, "scheduler", address, "--no-dashboard", "--dashboard-address=127.0.0.1:0")
+
     def add_worker(self, name: str) -> subprocess.Popen[Any]:
         """Start a worker on a new host."""
         host = self.network.add(name)
@@ -223,21 +229,20 @@ def read_environment() -> dict[str, str]:
     return {**pairs, "DASK_CONFIG": str(DEPLOY / "dask.yaml")}
 
 
-@contextmanager
-def cluster(workers: int, folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[Cluster]:
-    """Give a cluster of `workers` + 2 hosts; certificates and logs are in `folder`."""
-    with network() as made:
-        scheduler = made.add("scheduler")
-        made.add("client")
-        certificates = folder / "certificates"
-        # Dask checks the authority, not the name; the addresses are for those who look.
-        write_certificates(certificates, [f"{NETWORK}.{number}" for number in range(1, workers + 9)], days=1)
-        running = Cluster(made, certificates, {**read_environment(), **(environment or {})}, folder)
-        address = f"--host=tls://{scheduler.address}:{SCHEDULER_PORT}"
-        running._start(scheduler, "scheduler", address, "--no-dashboard", "--dashboard-address=127.0.0.1:0")
-        for number in range(1, workers + 1):
-            running.add_worker(f"worker-{number}")
-        yield running
+def start_cluster(
+    network: Network, workers: int, folder: Path, environment: Mapping[str, str] | None = None
+) -> Cluster:
+    """Start a cluster on `workers` + 2 new hosts of a network; certificates and logs are in `folder`."""
+    scheduler = network.add("scheduler")
+    network.add("client")
+    certificates = folder / "certificates"
+    # Dask checks the authority, not the name: workers may be added.
+    write_certificates(certificates, [scheduler.address], days=1)
+    made = Cluster(network, certificates, {**read_environment(), **(environment or {})}, folder)
+    made.start_scheduler()
+    for number in range(1, workers + 1):
+        made.add_worker(f"worker-{number}")
+    return made
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -250,7 +255,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reason := why_not():
         print(f"Error: no hosts on this machine: {reason}", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory(prefix="hosts-") as folder, cluster(given.workers, Path(folder)) as made:
+    with tempfile.TemporaryDirectory(prefix="hosts-") as folder, network() as net:
+        made = start_cluster(net, given.workers, Path(folder))
         words = [part for word in given.command for part in (made.options if word == "{cluster}" else [word])]
         if given.cut is not None:
             timer = threading.Timer(given.cut, made.network.cut, ["worker-1"])

@@ -459,7 +459,8 @@ def test_sbatch(tmp_path: Path) -> None:
     fake(
         tmp_path / "bin",
         "srun",
-        'trap "kill 0" TERM\nfor word; do case "$word" in --ntasks=*) n=${word#*=};; esac; done\n'
+        'trap "kill \\$(jobs -p); wait" TERM\n'
+        'for word; do case "$word" in --ntasks=*) n=${word#*=};; esac; done\n'
         "while [[ $1 == --* ]]; do shift; done\n"
         'for _ in $(seq "$n"); do "$@" --host=127.0.0.1 & done\nwait\n',
     )

@@ -24,8 +24,7 @@ from tests.test_faults import wait_until
 from toffee_dist.demo import make_graph
 from toffee_dist.pipeline import start_run
 from toffee_dist.refresh import refresh
-from toffee_dist.slices import is_finished
-from toffee_dist.store import list_runs
+from toffee_dist.store import find_run, list_runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -44,18 +43,60 @@ tasks.solve_slices = slowly
 """
 
 
+BUCKET = "s3://graphs"
+S3_PORT = 9000
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hosts.Cluster]:
-    """Three hosts with a worker each, whose slices take a moment, a scheduler and a client."""
+    """Six hosts: S3 storage, a scheduler, a client, and three workers whose slices take a moment."""
     if reason := hosts.why_not():
         pytest.skip(f"no hosts on this machine: {reason}")
     folder = tmp_path_factory.mktemp("hosts")
     (folder / "slow.py").write_text(SLOW)
-    preload = json.dumps(["toffee_dist.leaving", str(folder / "slow.py")])
-    with hosts.cluster(3, folder, {"DASK_DISTRIBUTED__WORKER__PRELOAD": preload}) as made:
+    with hosts.network() as network:
+        storage = network.add("storage")
+        environment = {
+            "DASK_DISTRIBUTED__WORKER__PRELOAD": json.dumps(["toffee_dist.leaving", str(folder / "slow.py")]),
+            "AWS_ENDPOINT_URL": f"http://{storage.address}:{S3_PORT}",
+            "AWS_ACCESS_KEY_ID": "nobody",
+            "AWS_SECRET_ACCESS_KEY": "nothing",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "NO_PROXY": "*",
+            "no_proxy": "*",
+        }
+        with open(folder / "storage.log", "wb") as log:
+            server = [sys.executable, "-m", "moto.server", "-H", storage.address, "-p", str(S3_PORT)]
+            storage.start(*server, stdout=log, stderr=log)
+        made = hosts.start_cluster(network, 3, folder, environment)
+        ask_s3(made, f"fs.mkdir({BUCKET!r})", again=30)
         yield made
-        for log in sorted(folder.glob("*.log")):
-            print(log.name, log.read_text()[-2000:], sep="\n")
+        for path in sorted(folder.glob("*.log")):
+            print(path.name, path.read_text()[-2000:], sep="\n")
+
+
+def ask_s3(cluster: hosts.Cluster, code: str, again: int = 0) -> str:
+    """Run a line on the client's host, with an S3 file system `fs`: we are not on that network."""
+    lines = f"""
+import time, s3fs
+for more in range({again}, -1, -1):
+    try:
+        fs = s3fs.S3FileSystem(skip_instance_cache=True)
+        {code}
+        break
+    except Exception:
+        if not more:
+            raise
+        time.sleep(1)
+"""
+    run = cluster.client.start(
+        *(sys.executable, "-c", lines),
+        environment=cluster.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return finish(run)
 
 
 def toffee(cluster: hosts.Cluster, *arguments: str) -> subprocess.Popen[str]:
@@ -71,42 +112,40 @@ def toffee(cluster: hosts.Cluster, *arguments: str) -> subprocess.Popen[str]:
 
 def finish(run: subprocess.Popen[str]) -> str:
     out, err = run.communicate(timeout=SECONDS)
-    assert "Traceback" not in err
     assert run.returncode == 0, err
+    assert "Traceback" not in err
     return out
 
 
-def count_slices(out: Path) -> int:
-    runs = list_runs(out)
-    folder = runs[-1].slices if runs else out
-    return sum(is_finished(folder, path.stem, "ARC") for path in folder.glob("[0-9]*.json"))
-
-
 def test_the_job_with_a_host_cut_off(cluster: hosts.Cluster, tmp_path: Path) -> None:
-    edges, out = tmp_path / "edges.parquet", tmp_path / "out"
+    edges = tmp_path / "edges.parquet"
     make_graph()[0].write_parquet(edges)
+    ask_s3(cluster, f"fs.put({str(edges)!r}, '{BUCKET}/edges/edges.parquet')")
     options = [f"--{name}={value}" for name, value in DEMO.items() if value is not True]
-    command = ["embed", str(edges), f"--out={out}", "--undirected", "--outputs=embedding,trajectory"]
-    run = toffee(cluster, *command, *options, "--workers=3", "--wait=60")
-    wait_until(lambda: count_slices(out) >= 6, SECONDS)
+    where = [f"{BUCKET}/edges/", f"--out={BUCKET}/vectors", "--workers=3", "--wait=60"]
+    run = toffee(cluster, "embed", *where, "--undirected", "--outputs=embedding,trajectory", *options)
+    ask_s3(cluster, f"assert len(fs.glob('{BUCKET}/vectors/runs/*/work/slices/0*.json')) >= 6", again=90)
+    assert run.poll() is None
     cluster.network.cut("worker-1")
     cut = time.monotonic()
     finish(run)
     print(f"finished {time.monotonic() - cut:.1f} s after worker-1 was cut off")
     expected = start_run(job(edges, tmp_path / "threads", **DEMO))
-    [done] = list_runs(out)
-    assert digests(done.path) == digests(expected.run.path)
+    ask_s3(cluster, f"fs.get('{BUCKET}/vectors', {str(tmp_path)!r}, recursive=True)")
+    assert digests(find_run(tmp_path / "vectors").path) == digests(expected.run.path)
 
 
 def test_nights_on_the_hosts_that_are_left(cluster: hosts.Cluster, tmp_path: Path) -> None:
     edges = write_days(tmp_path / "edges", 0, 31)
-    here, there = tmp_path / "threads", tmp_path / "hosts"
+    ask_s3(cluster, f"fs.put({str(edges)!r}, '{BUCKET}/days', recursive=True)")
+    here, there = tmp_path / "threads", f"{BUCKET}/nights"
     for day in ("2026-02-03", "2026-02-04"):
         refresh(night(edges, here, as_of=day))
-        command = ["refresh", str(edges), f"--out={there}", "--rank=8", "--last=28d", f"--as-of={day}"]
+        command = ["refresh", f"{BUCKET}/days", f"--out={there}", "--rank=8", "--last=28d", f"--as-of={day}"]
         done = json.loads(finish(toffee(cluster, *command, "--json", "--workers=2")))
         assert done["state"] == "published"
-    runs = zip(list_runs(here), list_runs(there), strict=True)
+    ask_s3(cluster, f"fs.get({there!r}, {str(tmp_path)!r}, recursive=True)")
+    runs = zip(list_runs(here), list_runs(tmp_path / "nights"), strict=True)
     assert all(digests(mine.path) == digests(theirs.path) for mine, theirs in runs)
 
 
