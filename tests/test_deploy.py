@@ -444,7 +444,7 @@ def fake(folder: Path, name: str, code: str) -> None:
 
 
 def test_shell_scripts() -> None:
-    scripts = [DEPLOY / "slurm" / "toffee.sbatch", *(ROOT / ".ci").iterdir()]
+    scripts = [DEPLOY / "slurm" / "toffee.sbatch", ROOT / ".ci" / "run"]
     for script in scripts:
         run("bash", "-n", script)
         if shutil.which("shellcheck"):

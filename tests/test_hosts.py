@@ -57,7 +57,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hosts.Cluster]
     with hosts.network() as network:
         storage = network.add("storage")
         environment = {
-            "DASK_DISTRIBUTED__WORKER__PRELOAD": json.dumps(["toffee_dist.leaving", str(folder / "slow.py")]),
+            "DASK_DISTRIBUTED__WORKER__PRELOAD": json.dumps([str(folder / "slow.py")]),
             "AWS_ENDPOINT_URL": f"http://{storage.address}:{S3_PORT}",
             "AWS_ACCESS_KEY_ID": "nobody",
             "AWS_SECRET_ACCESS_KEY": "nothing",

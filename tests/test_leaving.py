@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -17,12 +16,13 @@ import pytest
 
 from tests import clusters
 from tests.clusters import digests, job, write_edges
-from tests.test_faults import after_some_slices, embed, finish, only_run, preload, toffee
+from tests.test_faults import embed, finish, finished, only_run, preload, toffee
 from toffee_dist.pipeline import start_run
-from toffee_dist.runtime import ALLOWED_FAILURES, cluster
+from toffee_dist.runtime import cluster
 
 pytestmark = pytest.mark.slow
 
+SECONDS = 150
 DEPLOY = Path(__file__).parents[1] / "deploy"
 # Everything of deploy/dask.yaml but its TLS.
 SETTINGS = {
@@ -37,31 +37,26 @@ def wait_for_file(path: str) -> str:
     return "done"
 
 
-@pytest.mark.parametrize(("nanny", "stops"), [("--nanny", ALLOWED_FAILURES + 1), ("--no-nanny", 1)])
-def test_a_worker_told_to_stop_gives_its_task_back(nanny: str, stops: int, tmp_path: Path) -> None:
-    """One task sees more workers stopped than may die under it, and is still done."""
+def test_a_worker_told_to_stop_gives_its_task_back(tmp_path: Path) -> None:
+    """Its task is begun again elsewhere, and nobody counts a death under it."""
     go = tmp_path / "go"
     with clusters.cluster(workers=0, environment=SETTINGS) as running:
-        names = [str(number) for number in range(stops + 1)]
-        processes = {name: running.add_worker(nanny, f"--name={name}") for name in names}
-        with cluster(running.address, stops + 1, wait=120) as client:
+        processes = {name: running.add_worker("--nanny", f"--name={name}") for name in ("one", "two")}
+        with cluster(running.address, 2, wait=SECONDS) as client:
             task = client.submit(wait_for_file, str(go), pure=False)
-            stopped: set[str] = set()
-            for _ in range(stops):
-                name = wait_for(lambda: find_worker(client, stopped))
-                processes[name].send_signal(signal.SIGTERM)
-                stopped.add(name)
-            wait_for(lambda: find_worker(client, stopped))
+            first = wait_for(lambda: find_worker(client, ""))
+            processes[first].send_signal(signal.SIGTERM)
+            wait_for(lambda: find_worker(client, first))
             deaths = client.run_on_scheduler(count_deaths)
             go.touch()
-            assert task.result(timeout=60) == "done"
+            assert task.result(timeout=SECONDS) == "done"
     assert deaths == 0
 
 
-def find_worker(client: Any, stopped: set[str]) -> str:
-    """Return the name of the worker that has the task, once it is none of these."""
+def find_worker(client: Any, stopped: str) -> str:
+    """Return the name of the worker that has the task, once it is not that one."""
     names = client.run_on_scheduler(list_busy)
-    return next((name for name in names if name not in stopped), "")
+    return next((name for name in names if name != stopped), "")
 
 
 def list_busy(dask_scheduler: Any = None) -> list[str]:
@@ -72,8 +67,8 @@ def count_deaths(dask_scheduler: Any = None) -> int:
     return sum(task.suspicious for task in dask_scheduler.tasks.values())
 
 
-def wait_for(condition: Callable[[], str], seconds: float = 60) -> str:
-    until = time.monotonic() + seconds
+def wait_for(condition: Callable[[], Any]) -> Any:
+    until = time.monotonic() + SECONDS
     while not (found := condition()):
         assert time.monotonic() < until
         time.sleep(0.1)
@@ -86,7 +81,7 @@ import time
 from toffee_dist import tasks
 def slowly(*given, solve=tasks.solve_slices):
     for factors in solve(*given):
-        time.sleep(0.3)
+        time.sleep(0.8)
         yield factors
 tasks.solve_slices = slowly
 """
@@ -97,17 +92,16 @@ def test_workers_of_short_life_and_one_that_is_lost(tmp_path: Path) -> None:
     edges = write_edges(tmp_path / "edges.parquet", nodes=300, events=6000, days=60)
     out = tmp_path / "out"
     expected = digests(start_run(job(edges, tmp_path / "threads", rank=24)).run.path)
-    slow = preload(tmp_path / "slow.py", SLOW)
-    both = json.dumps(["toffee_dist.leaving", str(tmp_path / "slow.py")])
-    environment = {**SETTINGS, **slow, "DASK_DISTRIBUTED__WORKER__PRELOAD": both}
+    environment = SETTINGS | preload(tmp_path / "slow.py", SLOW)
     with clusters.cluster(workers=0, environment=environment) as running:
         for _ in range(2):
-            running.add_worker("--nanny", "--lifetime=5s", "--lifetime-stagger=2s", "--lifetime-restart")
+            running.add_worker("--nanny", "--lifetime=12s", "--lifetime-stagger=3s", "--lifetime-restart")
         lost = running.add_worker("--no-nanny")
         with toffee(*embed(edges, out, running.address, 2)) as run:
-            after_some_slices(out)
+            wait_for(lambda: len(finished(out)) >= 4)
             lost.kill()
-            code, _, err = finish(run)
+            _, err = run.communicate(timeout=SECONDS)
+            code = run.returncode
     assert code == 0, err
     assert digests(only_run(out).path) == expected
 
@@ -119,7 +113,7 @@ def test_nothing_listens_beyond_the_loopback(tmp_path: Path, mode: str) -> None:
     out = tmp_path / "out"
     environment = preload(tmp_path / "slow.py", SLOW)
     with toffee(*embed(edges, out, mode, 2), environment=environment) as run:
-        after_some_slices(out)
+        wait_for(lambda: len(finished(out)) >= 2)
         main = psutil.Process(run.pid)
         sockets = [
             connection.laddr.ip

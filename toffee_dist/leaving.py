@@ -1,8 +1,8 @@
 """Leaving: a worker that is told to stop gives its tasks back before it goes.
 
-For workers that come and go (spot machines, adaptive clusters, time limits of a queue): loaded by Dask as a
-preload of nanny and worker (deploy/dask.yaml). Without it a task whose worker was stopped counts a death, and
-after four of them is taken for the cause.
+For workers that come and go (spot machines, adaptive clusters, time limits of a queue): a preload of Dask's
+nanny (deploy/dask.yaml). Without it a task whose worker was stopped counts a death, and after four of them is
+taken for the cause.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from typing import Any
 NOTICE = 5.0
 
 
-async def dask_teardown(server: Any) -> None:
-    """Ask the scheduler to take this worker off its list in peace; called when SIGTERM or a limit comes."""
-    address = getattr(server, "worker_address", None) or server.address
+async def dask_teardown(nanny: Any) -> None:
+    """Have the scheduler take the worker off its list in peace; called first when a nanny closes."""
+    if nanny.worker_address is None:
+        return
     # Where the scheduler is what is gone there is nobody to tell.
-    with suppress(OSError, asyncio.TimeoutError, ValueError):
+    with suppress(OSError, TimeoutError):
         await asyncio.wait_for(
-            server.scheduler.retire_workers(workers=[address], close_workers=False, remove=True), NOTICE
+            nanny.scheduler.retire_workers(workers=[nanny.worker_address], close_workers=False, remove=True),
+            NOTICE,
         )
