@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 include deploy/worker.env
 export
 
-.PHONY: setup demo test lint types check benchmarks paper clean
+.PHONY: setup demo test lint types check benchmarks paper clean cluster-test deploy-setup deploy-test lock audit oldest-test
 
 setup: $(VENV)/.installed
 
@@ -32,6 +32,39 @@ check: lint types
 test: check
 	$(BIN)/python -m pytest
 
+# Several hosts with TLS on this machine, storage on S3, one of them cut off: see deploy/hosts.py.
+cluster-test: setup
+	$(BIN)/python -m pytest tests/test_hosts.py tests/test_leaving.py
+
+# Every file of deploy/, with the packages that carry the schemas of Kubernetes and the Dask operator.
+deploy-setup: $(VENV)/.deploy
+
+deploy-test: deploy-setup
+	$(BIN)/python -m pytest tests/test_deploy.py
+
+$(VENV)/.deploy: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,deploy]'
+	@touch $@
+
+# What the image installs, each file with its hash; where it comes from is for the one who installs.
+lock: deploy-setup
+	$(BIN)/pip-compile --quiet --upgrade --extra s3 --generate-hashes --allow-unsafe --all-build-deps --strip-extras \
+	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header \
+	  --output-file deploy/requirements.lock pyproject.toml
+
+audit: deploy-setup
+	.ci/audit $(BIN)
+
+# The oldest versions that pyproject.toml allows, in an environment of their own; takes minutes, not part of CI.
+OLDEST := .venv-oldest
+oldest-test:
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -c deploy/oldest.txt \
+	  -e . pytest pytest-timeout hypothesis pandas
+	$(OLDEST)/bin/python -m pytest -W default -o addopts="--strict-markers" \
+	  tests/test_solvers.py tests/test_spectrum.py tests/test_tensor.py tests/test_edges.py tests/test_pipeline.py \
+	  tests/test_refresh.py tests/test_tls.py tests/test_stall.py
+
 # The paper's Table 2 on ../shared/data, side by side with the paper's numbers.
 paper: setup
 	$(BIN)/python benchmarks/evaluate.py
@@ -49,4 +82,4 @@ benchmarks: setup
 	$(BIN)/python benchmarks/future.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -66,7 +66,12 @@ def ingest_command(inputs: tuple[str, ...], config: str | None, as_json: bool, *
         raise click.UsageError("Missing option '--out'.")
     progress = choose_progress()
     with open_cluster(settings) as client, progress.stage("ingest") as done:
-        result = ingest(edges, settings.out, runner(client, wait=settings.wait, done=done), progress.say)
+        result = ingest(
+            edges,
+            settings.out,
+            runner(client, wait=settings.wait, stall=settings.stall, done=done),
+            progress.say,
+        )
     click.echo(
         json.dumps({"out": str(result.folder), **asdict(result.summary)}) if as_json else describe(result)
     )
@@ -94,7 +99,9 @@ def plan_command(inputs: tuple[str, ...], config: str | None, as_json: bool, **o
     progress = choose_progress(quiet=as_json)
     with open_cluster(settings) as client, progress.stage("scan") as done:
         found = estimate(
-            settings.ingest_config(), runner(client, wait=settings.wait, done=done), progress.say
+            settings.ingest_config(),
+            runner(client, wait=settings.wait, stall=settings.stall, done=done),
+            progress.say,
         )
     shape = Shape(
         found.nodes,

@@ -188,6 +188,11 @@ class RuntimeSettings(Settings):
     wait: float = Field(
         60.0, gt=0, description="Seconds to wait for workers, at the start and when all are lost."
     )
+    stall: float = Field(
+        14_400.0,
+        ge=0,
+        description="Seconds in which no task ends and none begins before the job gives up; 0: never.",
+    )
     memory: str | None = Field(
         None, description="What one worker may use, such as 8GiB; default: what it has."
     )

@@ -149,7 +149,7 @@ def _work(config: JobConfig, run: RunFolder, progress: Progress) -> Outcome:
         workers = runtime.survey(client, run.work)
         if not run.staged:
             with progress.stage("ingest") as done:
-                on = runtime.runner(client, wait=config.wait, done=done)
+                on = task_runner(client, config, run, done)
                 _ingest(_forget(config, run, on), run, workers, on, progress)
         shape, grid = read_shape(run)
         plan = make_plan(shape, config)
@@ -178,6 +178,13 @@ def _forget(config: JobConfig, run: RunFolder, on: runtime.Run) -> JobConfig:
     task = ExpireTask(str(run.path), following.previous, following.reference, following.expire)
     [known] = on(expire_nodes, [task])
     return config.model_copy(update={"known": known})
+
+
+def task_runner(client: Any, config: JobConfig, run: RunFolder, done: Callable[[], None]) -> runtime.Run:
+    """Return what runs the tasks of a run: patient as the settings say, with a place for diagnostics."""
+    return runtime.runner(
+        client, wait=config.wait, stall=config.stall, diagnostics=run.diagnostics, done=done
+    )
 
 
 def _ingest(
@@ -273,7 +280,7 @@ class _Job:
         items = list(items)
         began = time.monotonic()
         with self.progress.stage(stage, len(items)) as done:
-            run = runtime.runner(self.client, wait=self.config.wait, done=done)
+            run = task_runner(self.client, self.config, self.run, done)
             results = list(run(function, items))
         spent = self.outcome.seconds
         spent[stage] = spent.get(stage, 0.0) + time.monotonic() - began
@@ -366,7 +373,7 @@ class _Job:
         options = ModelOptions(**{name: getattr(self.config, name) for name in names})
         began = time.monotonic()
         with self.progress.stage(self.config.model) as done:
-            run = runtime.runner(self.client, wait=self.config.wait, done=done)
+            run = task_runner(self.client, self.config, self.run, done)
             # The sweeps of RESCAL are tasks; what they exchange goes through storage.
             found = fit(self.config.model, staging.open_tensor(self.tensor), options, run, self.run.work)
         target = found.source if found.target is None else found.target

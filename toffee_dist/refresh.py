@@ -477,7 +477,9 @@ def _look(
     else:
         with runtime.open_cluster(config) as client, progress.stage("look") as done:
             edges = config.ingest_config()
-            scale, newest = find_newest(edges, runtime.runner(client, wait=config.wait, done=done))
+            scale, newest = find_newest(
+                edges, runtime.runner(client, wait=config.wait, stall=config.stall, done=done)
+            )
     return find_window(config, scale, newest), newest
 
 

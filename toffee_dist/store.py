@@ -273,6 +273,11 @@ class RunFolder:
         return self.work / "slices"
 
     @property
+    def diagnostics(self) -> Path:
+        """What was known of the cluster when the run stalled; goes with the run."""
+        return self.path / "diagnostics"
+
+    @property
     def registry(self) -> Path:
         """The rows of all nodes, which a later run extends."""
         return self.path / "registry"
