@@ -84,7 +84,7 @@ class Facts:
     ----------
     manifest : of the run
     grid : its steps as times
-    fit : a row a solved slice, with its seconds
+    fit : a row a solved slice, with its seconds and the share of its energy that is left over
     frequencies : a row a frequency above 0; None without a trajectory
     peaks : those of the rows that are rhythms, most significant first
     nodes : the map; None where there is nothing to draw
@@ -168,7 +168,9 @@ def _read_fit(run: Path) -> pl.DataFrame:
     fit = read_frame(run / "fit.parquet").filter(~pl.col("reduced"))
     seconds = json.loads((run / "timings.json").read_text())
     times = [seconds.get(slice_name(k), 0.0) for k in fit["k"]]
-    return strongest(fit.with_columns(seconds=pl.Series(times, dtype=pl.Float64)))
+    # f_k = ½‖X_k − A_k R_k A_kᴴ‖² + …, of ½‖X_k‖² where A_k is zero; NaN where nothing is to be fitted.
+    left = 2 * pl.col("objective") / pl.col("energy")
+    return strongest(fit.with_columns(left=left, seconds=pl.Series(times, dtype=pl.Float64)))
 
 
 def draw_map(run: Path, manifest: dict[str, Any], grid: TimeGrid, method: Method) -> NodeMap | None:
@@ -177,7 +179,7 @@ def draw_map(run: Path, manifest: dict[str, Any], grid: TimeGrid, method: Method
     rows = choose_nodes(run / "nodes.parquet", seed)
     if not len(rows) or not {"embedding", "trajectory"} & set(outputs):
         return None
-    chosen, n_steps = choose_paths(rows, grid.n_steps, seed)
+    chosen, n_steps = choose_paths(rows, grid.n_steps, int(manifest["config"]["rank"]), seed)
     if "embedding" not in outputs:
         # The mean of a trajectory stands in for the one vector; it is read of the chosen nodes only.
         rows = chosen
@@ -243,7 +245,7 @@ def _read_trajectories(run: Path, rows: Numbers, n_steps: int, last: int) -> Num
 
 def _draw_paths(rows: Numbers, chosen: Numbers, trajectories: Numbers, when: Numbers) -> Paths | None:
     """Lay trajectories onto the plane where they vary most, each at its own root mean square length 1."""
-    size = np.sqrt(np.square(trajectories, dtype=np.float64).sum(axis=2).mean(axis=1))
+    size = np.sqrt(np.einsum("psr,psr->p", trajectories, trajectories) / trajectories.shape[1])
     # A node that is never a source has no trajectory.
     present = (size > 0) & np.isin(chosen, rows)
     if not present.any():

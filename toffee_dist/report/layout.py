@@ -36,7 +36,7 @@ class Axes:
 
     def project(self, vectors: NDArray[Any]) -> Plane:
         """Return the coordinates (m, 2) of vectors (m, r)."""
-        return np.asarray((vectors - self.mean) @ self.directions)
+        return np.asarray(vectors @ self.directions.astype(vectors.dtype) - self.mean @ self.directions)
 
 
 def find_axes(vectors: NDArray[Any]) -> Axes:
@@ -49,8 +49,8 @@ def find_axes(vectors: NDArray[Any]) -> Axes:
     ([[1.0, 0.0]], (1.0, 0.0))
     """
     mean = vectors.mean(axis=0, dtype=np.float64)
-    centred = vectors - mean
-    values, columns = np.linalg.eigh(centred.T @ centred)
+    centred = vectors - mean.astype(vectors.dtype)
+    values, columns = np.linalg.eigh((centred.T @ centred).astype(np.float64))
     rank = len(values)
     directions = np.zeros((rank, 2))
     directions[:, : min(rank, 2)] = columns[:, ::-1][:, :2]

@@ -270,11 +270,10 @@ def draw_fit(fit: pl.DataFrame, grid: TimeGrid) -> list[Any]:
     from bokeh.models import ColumnDataSource, NumeralTickFormatter
 
     good, bad = colours()[0], colours()[5]
-    left = (fit["objective"] / fit["energy"]).fill_nan(0.0)
     source = ColumnDataSource(
         {
             "k": fit["k"].to_numpy(),
-            "left": left.to_numpy(),
+            "left": fit["left"].to_numpy(),
             "gap": fit["gap"].fill_null(np.nan).to_numpy(),
             "period": [
                 "the sum over time" if k == 0 else name_period(grid.n_steps / k, grid) for k in fit["k"]

@@ -17,8 +17,9 @@ from toffee_dist.writer import GROUP_ROWS
 NODES = 4000
 # Row groups that they come from at the most. A million nodes have 62: all are looked at.
 GROUPS = 64
-# Of nodes whose trajectory is on the page: at the most so many, and so many pairs of a node and a step.
-PATHS, PATH_POINTS = 400, 40_000
+# Of nodes whose trajectory is on the page: at the most so many, so many pairs of a node and a step, and so
+# many numbers that are read for them.
+PATHS, PATH_POINTS, PATH_NUMBERS = 400, 40_000, 4_000_000
 # A path is worth looking at from so many nodes on, however long it is: its last steps then.
 FEWEST_PATHS = 20
 # The best connected nodes always have theirs.
@@ -45,7 +46,7 @@ def take_rows(files: Sequence[Path], rows: Rows, columns: list[str]) -> pa.Table
 def take_vectors(files: Sequence[Path], rows: Rows) -> NDArray[Any]:
     """Return the vectors of some rows, ascending."""
     column = take_rows(files, rows, ["embedding"])["embedding"].combine_chunks()
-    return np.asarray(column.flatten().to_numpy().reshape(len(rows), -1))
+    return np.array(column.flatten().to_numpy()).reshape(len(rows), -1)
 
 
 def choose_nodes(nodes: Path, seed: int, count: int = NODES, groups: int = GROUPS) -> Rows:
@@ -87,13 +88,14 @@ def choose_nodes(nodes: Path, seed: int, count: int = NODES, groups: int = GROUP
     return np.concatenate([best, rest]).astype(np.int64)
 
 
-def choose_paths(rows: Rows, n_steps: int, seed: int, groups: int = GROUPS) -> tuple[Rows, int]:
+def choose_paths(rows: Rows, n_steps: int, rank: int, seed: int, groups: int = GROUPS) -> tuple[Rows, int]:
     """Return which of these nodes have their trajectory on the page, and how many of the last steps of it.
 
     A node's steps are neighbours in the table: nodes of few row groups are chosen, so that little is read.
     """
-    count = min(max(PATH_POINTS // n_steps, FEWEST_PATHS), PATHS)
-    steps = min(n_steps, PATH_POINTS // count)
+    points = min(PATH_POINTS, PATH_NUMBERS // rank)
+    count = min(max(points // n_steps, FEWEST_PATHS), PATHS)
+    steps = min(n_steps, max(1, points // count))
     others = np.random.default_rng([seed, 2]).permutation(rows[BEST_PATHS:])
     order = np.concatenate([rows[:BEST_PATHS], others])
     group = order * n_steps // GROUP_ROWS

@@ -251,7 +251,7 @@ def _fit(facts: Facts) -> Iterator[Section]:
     rows = [
         (
             _rhythm(row["k"], facts),
-            f"{row['objective'] / row['energy']:.1%}" if row["energy"] else "nothing to fit",
+            f"{row['left']:.1%}" if row["energy"] else "nothing to fit",
             "unknown" if row["gap"] is None else f"{row['gap']:.2%}",
             "yes" if row["converged"] else "no",
             f"{row['solver']}, {row['iterations']:,} iterations, {row['seconds']:.2f} s",
