@@ -111,8 +111,7 @@ def test_the_mouse_on_a_node_tells_about_it(page: Page) -> None:
 
 def test_a_click_chooses_a_node(page: Page) -> None:
     pointer(page, "person-042").click().perform()
-    page.wait(lambda: model(page, "note", "text"))
-    assert model(page, "note", "text") == "person-042 is chosen."
+    page.wait(lambda: model(page, "note", "text") == "person-042 is chosen.")
 
 
 def test_search_centres_and_shows_the_trajectory(page: Page) -> None:
@@ -134,8 +133,8 @@ def test_search_centres_and_shows_the_trajectory(page: Page) -> None:
 
 def test_search_for_a_stranger_says_so(page: Page) -> None:
     search(page, "<b>nobody</b>")
-    page.wait(lambda: model(page, "note", "text"))
-    assert model(page, "note", "text") == "<b>nobody</b> is not among the 240 nodes on this page."
+    said = "<b>nobody</b> is not among the 240 nodes on this page."
+    page.wait(lambda: model(page, "note", "text") == said)
     assert model(page, "nodes", "selected.indices") == []
 
 

@@ -118,8 +118,11 @@ def draw_nodes(nodes: NodeMap, grid: TimeGrid) -> tuple[list[Any], list[Any]]:
     )
     found: dict[str, Any] = {"path": None, "paths": None, "moments": [], "plots": []}
     if nodes.paths is not None:
+        # The best connected one, until another is chosen.
         first = int(np.argmax(nodes.degree[nodes.paths.nodes]))
-        found = _draw_paths(nodes.paths, first, nodes.ids[nodes.paths.nodes[first]], grid)
+        chosen = int(nodes.paths.nodes[first])
+        found = _draw_paths(nodes.paths, first, nodes.ids[chosen], grid)
+        source.selected.indices, note.text = [chosen], f"{nodes.ids[chosen]} is chosen."
     source.selected.js_on_change(
         "indices", CustomJS(args={"nodes": source, "note": note, **found}, code=asset("choose.js"))
     )
