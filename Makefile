@@ -6,19 +6,28 @@ BIN := $(VENV)/bin
 include deploy/worker.env
 export
 
-.PHONY: setup demo test lint types check benchmarks paper clean cluster-test deploy-setup deploy-test lock audit oldest-test
+.PHONY: setup demo screenshot test lint types check benchmarks paper clean cluster-test deploy-setup deploy-test lock audit oldest-test
 
 setup: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml
+# What runs; `make demo` does without the tools of developers.
+$(VENV)/.ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "toffee_dist needs Python 3.11 or newer; try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-demo: setup
+demo: $(VENV)/.ready
 	$(BIN)/python jobs/demo.py
+
+# The picture of the README; needs Chromium and its driver.
+screenshot: setup
+	$(BIN)/python -m tests.browser docs/report.png
 
 lint: setup
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ import click
 
 from toffee_dist.cli_evaluate import evaluate_command
 from toffee_dist.cli_refresh import REFRESH_COMMANDS
+from toffee_dist.cli_report import report_command
 from toffee_dist.config import EdgeSettings, JobConfig, ModelSettings, RuntimeSettings
 from toffee_dist.errors import ToffeeError
 from toffee_dist.options import config_options
@@ -171,6 +172,8 @@ def _show(outcome: Any, as_json: bool) -> None:
     click.echo(f"nodes       {data['nodes']:,} over {data['steps']:,} steps")
     click.echo(f"slices      {data['solved']:,} solved, {data['reused']:,} reused")
     click.echo(f"seconds     {spent}")
+    if "report" in data:
+        click.echo(f"report      {data['run']}/{data['report']}")
 
 
 @cli.command("inspect")
@@ -231,6 +234,7 @@ def certs_command(out: str, hosts: tuple[str, ...], days: int) -> None:
 
 
 cli.add_command(evaluate_command)
+cli.add_command(report_command)
 for _command in REFRESH_COMMANDS:
     cli.add_command(_command)
 

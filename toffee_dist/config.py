@@ -206,6 +206,7 @@ class JobConfig(EdgeSettings, ModelSettings, RuntimeSettings):
 
     out: str = Field("", description="Folder of the runs; results are found through its latest.json.")
     keep_work: bool = Field(False, description="Keep the staged tensor and the slices after publishing.")
+    report: bool = Field(True, description="Leave report.html, a page of plots, beside the vectors.")
 
     def identity(self) -> str:
         """Return a digest of all that decides the bytes of the results: not where it runs or goes."""

@@ -3,7 +3,7 @@
     ingest    edges → staged tensor, registry, grid                          (edges.py)
     solve     zero slice → common basis → frequencies → all other slices     (tasks.solve_batch)
     reduce    blocks of nodes: rows of every slice → Parquet parts           (tasks.write_part)
-    publish   read back, small tables, manifest, pointer                     (store.py)
+    publish   read back, small tables, report, manifest, pointer             (store.py)
 
 Tasks hand over through storage. Whatever is on storage is not done again, so the same function starts a run
 and resumes one; where the tasks run changes no byte.
@@ -26,11 +26,12 @@ import numpy as np
 from toffee_dist import drift, runtime, staging, tasks
 from toffee_dist.config import JobConfig, RefreshConfig
 from toffee_dist.edges import ingest
-from toffee_dist.errors import ConfigError, InputError, QualityError, TooLargeError
+from toffee_dist.errors import ConfigError, InputError, QualityError, TooLargeError, UnfinishedError
 from toffee_dist.expiry import ExpireTask, expire_nodes, kept_path
 from toffee_dist.gate import Following, Night, judge
 from toffee_dist.plan import Plan, Shape, batch_freqs, iter_parts, make_plan, part_rows, wanted_parts
 from toffee_dist.progress import Progress
+from toffee_dist.report import REPORT, ReportTask, try_report
 from toffee_dist.slices import HELD, MODEL, REDUCED, array_path, is_finished, slice_name
 from toffee_dist.sources import find_files, fingerprint
 from toffee_dist.spectrum import count_freqs
@@ -63,8 +64,11 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain types."""
+        return {"run": str(self.run.path), **self.metrics()}
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the figures alone, for the manifest."""
         return {
-            "run": str(self.run.path),
             "nodes": self.plan.shape.n_nodes,
             "steps": self.plan.shape.n_steps,
             "solved": self.solved,
@@ -462,23 +466,24 @@ class _Job:
                 [drift.KeepTask(str(self.run.path), tuple(names), self.warm)],
             )
         reasons = self.judge()
-        self.run.complete(
-            {
-                "state": "rejected" if reasons else "published",
-                "begun": job["begun"],
-                "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-                "config": job["config"],
-                "identity": job["identity"],
-                "fingerprint": ingested["summary"]["fingerprint"],
-                "versions": runtime.versions(),
-                "directed": self.shape.directed,
-                "summary": ingested["summary"],
-                "grid": ingested["grid"],
-                "outputs": self.parts,
-                "metrics": {k: v for k, v in self.outcome.to_json().items() if k != "run"},
-                **({} if self.night is None else {"refresh": self.night.to_json()}),
-            }
-        )
+        self.outcome.figures["peak_bytes"] = runtime.peak_bytes(self.client)
+        manifest = {
+            "state": "rejected" if reasons else "published",
+            "begun": job["begun"],
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "config": job["config"],
+            "identity": job["identity"],
+            "fingerprint": ingested["summary"]["fingerprint"],
+            "versions": runtime.versions(),
+            "directed": self.shape.directed,
+            "summary": ingested["summary"],
+            "grid": ingested["grid"],
+            "outputs": self.parts,
+            **({} if self.night is None else {"refresh": self.night.to_json()}),
+        }
+        if self.config.report:
+            self.report(manifest)
+        self.run.complete(manifest | {"metrics": self.outcome.metrics()})
         if not reasons:
             point_to(self.run)
         if not self.config.keep_work:
@@ -490,6 +495,19 @@ class _Job:
                 allowed="the limits of the configuration",
                 remedy="The run published before stays. toffee rollback --to publishes this one anyway.",
             )
+
+    def report(self, manifest: dict[str, Any]) -> None:
+        """Write the page about this run; one that cannot be drawn is told, and loses nothing."""
+        draft = self.run.work / "manifest.json"
+        write_json(draft, {"run_id": self.run.run_id, "metrics": self.outcome.metrics(), **manifest})
+        try:
+            [problem] = self.map("report", try_report, [ReportTask(str(self.run.path), str(draft))])
+        except UnfinishedError as error:
+            problem = str(error)
+        if problem:
+            self.progress.say(f"no report: {problem} (toffee report {self.run.path} tries again)")
+        else:
+            self.outcome.figures["report"] = REPORT
 
     def judge(self) -> list[str]:
         """Measure how far this run is from those before it; return why it must not be published, if so."""

@@ -490,6 +490,22 @@ def probe(folder: str, token: str, dask_worker: Any = None) -> dict[str, Any]:
     }
 
 
+def peak_bytes(client: Any) -> int | None:
+    """Return the most memory that one worker process had so far, where the system tells."""
+    try:
+        found = client.run(_high_water, on_error="return").values()
+    except OSError:
+        return None
+    return max((peak for peak in found if isinstance(peak, int)), default=None)
+
+
+def _high_water() -> int:
+    """Run on a worker: return its largest resident set."""
+    # Not that of getrusage, which counts what the parent had before exec.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+
+
 def versions() -> dict[str, str]:
     """Return the versions that must be the same on every machine of a run."""
     import dask
