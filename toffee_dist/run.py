@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -17,6 +18,9 @@ from numpy.typing import NDArray
 from toffee_dist.errors import InputError
 from toffee_dist.store import FORMAT, RunFolder, find_run, read_json
 from toffee_dist.timegrid import TimeGrid
+
+if TYPE_CHECKING:
+    from toffee_dist.ask import NodeTrajectory, Rhythm
 
 
 @dataclass(frozen=True)
@@ -199,6 +203,44 @@ class Run:
         self._check("factors/A_time")
         path = self.path / "factors" / (name if name.startswith("A") else f"{name}.parquet")
         return Table(path, shapes[name])
+
+    def neighbors(self, node: object, k: int = 10, **options: Any) -> pl.DataFrame:
+        """Return the k nearest nodes of a node; see `ask.neighbors` for ``at``, ``metric`` and ``role``."""
+        from toffee_dist import ask
+
+        return ask.neighbors(self, node, k, **options)
+
+    def trajectory_of(self, node: object, space: str | None = None) -> NodeTrajectory:
+        """Return one node over time: its vectors, their lengths, plots of them."""
+        from toffee_dist import ask
+
+        return ask.read_trajectory(self, node, space)
+
+    def rhythm_of(self, node: object, k: int = 10, space: str | None = None) -> Rhythm:
+        """Return the periods a node lives by, and the k nodes most like it."""
+        from toffee_dist import ask
+
+        return ask.find_rhythm(self, node, k, space)
+
+    def score(
+        self, sources: Sequence[object], targets: Sequence[object], at: int | str | None = None
+    ) -> NDArray[np.float64]:
+        """Return the model's own score of pairs, summed over time or at a step or moment."""
+        from toffee_dist import ask
+
+        return ask.score_pairs(self, sources, targets, at)
+
+    def build_index(self) -> list[Path]:
+        """Write the vectors once more for quick queries; see `ask.vectors`."""
+        from toffee_dist import ask
+
+        return ask.build_index(self)
+
+    def export(self, form: str, to: Path | str, **options: Any) -> list[Path]:
+        """Hand the vectors on to another program; see `export.export_run`."""
+        from toffee_dist.export import export_run
+
+        return export_run(self, form, Path(to), **options)
 
     def _table(self, output: str, *shape: int) -> Table:
         self._check(output)

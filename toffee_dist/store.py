@@ -180,7 +180,9 @@ def find_run(path: Path) -> RunFolder:
         "no run",
         got=f"{path}",
         allowed=f"a folder with {LATEST}, or a run's own folder with {MANIFEST}",
-        remedy="An unfinished run is finished by toffee resume." if list_runs(path) else "",
+        remedy="An unfinished run is finished by toffee resume."
+        if list_runs(path)
+        else "Make one with toffee embed INPUT --out DIR.",
     )
 
 
