@@ -108,7 +108,7 @@ def suggest(run: Run, name: str, count: int = 3) -> list[str]:
     A slip of the finger leaves most of an id as it was: the ids with the longest beginning and end in common
     are found among all of them, and only these are compared letter by letter.
     """
-    ids = run.nodes.polars().select(pl.col("node_id").cast(pl.String)).unique().sort("node_id").collect()
+    ids = run.nodes.polars().select(pl.col("node_id").cast(pl.String)).collect()
     column = ids["node_id"].to_arrow().cast(pa.large_string())
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
@@ -122,7 +122,7 @@ def suggest(run: Run, name: str, count: int = 3) -> list[str]:
     shared = _common(data, starts, sizes, letters, 1) + _common(data, starts, sizes, letters, -1)
     likeness = np.minimum(shared, np.minimum(sizes, len(letters))) / np.maximum(sizes, len(letters))
     best = np.argsort(-likeness, kind="stable")[:CANDIDATES]
-    candidates = ids["node_id"].gather(best).to_list()
+    candidates = list(dict.fromkeys(ids["node_id"].gather(best)))
     ratios = {item: difflib.SequenceMatcher(None, name, item).ratio() for item in candidates}
     near = sorted((item for item in candidates if ratios[item] >= 0.5), key=lambda item: -ratios[item])
     return near[:count]
