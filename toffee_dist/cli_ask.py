@@ -125,7 +125,8 @@ def similar_periods_command(path: str, node: str, count: int, space: str | None,
 
     \b
     Example:
-      toffee similar-periods vectors alice
+      toffee embed edges/*.parquet --out rhythms --outputs spectrum
+      toffee similar-periods rhythms alice
     """
     from toffee_dist.run import load_run
 

@@ -249,7 +249,12 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
         i = self._check_rows("source", source, self._tensor.n_nodes)
         j = self._check_rows("target", target, self._tensor.n_nodes)
         if len(i) != len(j):
-            raise InputError("source and target", got=f"{len(i)} and {len(j)}", allowed="equal lengths")
+            raise InputError(
+                "source and target",
+                got=f"{len(i)} and {len(j)}",
+                allowed="equal lengths",
+                remedy="Give one target for each source.",
+            )
         if step is None:
             return embedding.pair_scores({0: self._reduced}, i, j, self._tensor.n_steps, None)
         self._check_rows("step", [step], self._tensor.n_steps)
@@ -288,16 +293,24 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
                 "this Toffee is not fitted",
                 got="no results yet",
                 allowed="results after fit(tensor)",
+                remedy="Call fit first.",
             )
 
     @staticmethod
     def _check_rows(name: str, data: ArrayLike, size: int) -> NDArray[np.int64]:
         rows = np.atleast_1d(np.asarray(data))
         if rows.dtype.kind not in "iu" or rows.ndim != 1:
-            raise InputError(name, got=f"{rows.dtype} of shape {rows.shape}", allowed="integers")
+            raise InputError(
+                name,
+                got=f"{rows.dtype} of shape {rows.shape}",
+                allowed="integers",
+                remedy="Pass rows of the tensor; node_ids_ has the id of each.",
+            )
         wrong = (rows < 0) | (rows >= size)
         if wrong.any():
-            raise InputError(name, got=rows[wrong][0], allowed=f"0 to {size - 1}")
+            raise InputError(
+                name, got=rows[wrong][0], allowed=f"0 to {size - 1}", remedy="Rows and steps count from 0."
+            )
         return rows.astype(np.int64)
 
 

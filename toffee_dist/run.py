@@ -199,7 +199,9 @@ class Run:
             "R_freq": (n_freqs, r * r),
         }
         if name not in shapes:
-            raise InputError("factors", got=repr(name), allowed=", ".join(shapes))
+            raise InputError(
+                "factors", got=repr(name), allowed=", ".join(shapes), remedy="Choose one of them."
+            )
         self._check("factors/A_time")
         path = self.path / "factors" / (name if name.startswith("A") else f"{name}.parquet")
         return Table(path, shapes[name])

@@ -65,7 +65,10 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise InputError(
-            f"cannot read {path}", got=f"{type(error).__name__}: {error}", allowed="a JSON file of ours"
+            f"cannot read {path}",
+            got=f"{type(error).__name__}: {error}",
+            allowed="a JSON file of ours",
+            remedy="If it is damaged, use another run: toffee runs lists them.",
         ) from None
 
 
