@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 import time
 import tracemalloc
 from itertools import pairwise
@@ -422,3 +424,12 @@ def test_errors_tell_the_next_step(
     shown = capsys.readouterr().err
     assert said in shown
     assert "Traceback" not in shown
+
+
+def test_benchmark() -> None:
+    command = [sys.executable, "benchmarks/neighbors.py", "--nodes", "3000", "--rank", "8", "--repeats", "1"]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=250, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert set(found) == {"parquet", "index", "index, dot", "unknown node"}
+    assert all(one["added_mib"] < 100 for one in found.values())

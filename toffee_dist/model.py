@@ -162,6 +162,30 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
                 self._directed_embedding = basis.embedding_target()
         return self
 
+    def _repr_html_(self) -> str:
+        """Say in a notebook what was asked for and, after `fit`, what was found."""
+        from toffee_dist.run import html_facts
+
+        changed = {k: v for k, v in self.get_params().items() if v != getattr(type(self)(), k)}
+        facts: dict[str, object] = {
+            "parameters": ", ".join(f"{k}={v!r}" for k, v in changed.items()) or "defaults"
+        }
+        if not hasattr(self, "_reduced"):
+            return html_facts("Toffee", facts | {"state": "not fitted"})
+        tensor = self._tensor
+        facts |= {
+            "nodes": f"{tensor.n_nodes:,}, {'directed' if tensor.directed else 'undirected'}",
+            "steps": f"{tensor.n_steps:,}",
+            "events": f"{tensor.n_events:,} on {tensor.n_pairs:,} pairs",
+            "embedding_": self.embedding_.shape,
+            "solved": f"{len(self.fit_report_)} of {count_freqs(tensor.n_steps)} frequencies",
+        }
+        return html_facts("Toffee", facts)
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, str]:
+        # scikit-learn's own would draw a diagram of one box instead.
+        return {"text/plain": repr(self), "text/html": self._repr_html_()}
+
     @property
     def embedding_target_(self) -> NDArray[np.float32]:
         """The canonical embedding of the nodes as targets; for directed graphs."""

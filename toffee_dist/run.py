@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,11 @@ class Table:
 
     path: Path
     shape: tuple[int, ...] = ()
+
+    def _repr_html_(self) -> str:
+        """Say in a notebook what is there, without reading it."""
+        facts = {"file" if self.path.suffix else "folder": self.path, "shape": self.shape or "a table"}
+        return html_facts(f"Table {self.path.stem}", facts)
 
     @property
     def files(self) -> list[Path]:
@@ -127,6 +133,19 @@ class Run:
     def __repr__(self) -> str:
         outputs = ", ".join(self.manifest["outputs"])
         return f"Run({self.manifest['run_id']}: {self.n_nodes:,} nodes, {self.n_steps:,} steps; {outputs})"
+
+    def _repr_html_(self) -> str:
+        """Say in a notebook what the run holds."""
+        summary, config = self.manifest["summary"], self.manifest["config"]
+        facts = {
+            "nodes": f"{self.n_nodes:,}",
+            "steps": f"{self.n_steps:,}, {summary.get('first')} to {summary.get('last')}",
+            "rank": self.rank,
+            "model": f"{config.get('model')}, {'directed' if self.manifest['directed'] else 'undirected'}",
+            "outputs": ", ".join(self.manifest["outputs"]),
+            "folder": self.path,
+        }
+        return html_facts(f"Run {self.manifest['run_id']}", facts)
 
     @property
     def n_nodes(self) -> int:
@@ -256,6 +275,18 @@ class Run:
                 allowed="what was asked for",
                 remedy=f"Ask for it with --outputs {output.partition('/')[0].removesuffix('_target')}.",
             )
+
+
+def html_facts(title: str, facts: Mapping[str, object]) -> str:
+    """Return a small table for a notebook; whatever a user wrote is escaped.
+
+    Examples
+    --------
+    >>> html_facts("a<b", {"rank": 8})
+    '<table><caption>a&lt;b</caption><tr><th>rank</th><td>8</td></tr></table>'
+    """
+    rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(str(v))}</td></tr>" for k, v in facts.items())
+    return f"<table><caption>{escape(title)}</caption>{rows}</table>"
 
 
 def load_run(path: Path | str) -> Run:
