@@ -210,3 +210,17 @@ def histogram(values: list[float], bins: int, low: float, high: float) -> list[i
     for value in values:
         counts[min(int((value - low) / (high - low) * bins), bins - 1)] += 1
     return counts
+
+
+def neighbors(vectors: Array, row: int, k: int, metric: str) -> list[tuple[int, float]]:
+    """Rows and similarities of the k vectors nearest to one of them, by a loop; equal ones by row."""
+    query = vectors[row].astype(np.float64)
+    found = []
+    for i, vector in enumerate(vectors.astype(np.float64)):
+        if i == row or not vector.any():
+            continue
+        product = float((vector * query).sum())
+        if metric == "cosine":
+            product /= float(np.linalg.norm(vector) * np.linalg.norm(query))
+        found.append((i, product))
+    return sorted(found, key=lambda pair: (-round(pair[1], 12), pair[0]))[:k]
