@@ -25,6 +25,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from tests import clusters
 from tests.clusters import digests, free_port, job, wait_for_port, write_edges
@@ -636,9 +637,10 @@ def test_orchestrators(
     def decorator(*given: Any, **options: Any) -> Any:
         def keep(function: Any) -> Any:
             tasks[function.__name__] = (function, options)
-            return (lambda *_: None) if name == "airflow" else function
+            # Airflow's own call of a task inside a DAG only says that there is one.
+            return (lambda: None) if name == "airflow" and function.__name__ == "refresh" else function
 
-        return keep(given[0]) if given and callable(given[0]) else keep
+        return keep(given[0]) if given else keep
 
     class StopError(Exception):
         pass
@@ -662,7 +664,7 @@ def test_orchestrators(
     assert done.published
     # A refusal that no second try would change ends it.
     (tmp_path / "nightly.toml").write_text("inputs = []\n")
-    with pytest.raises(StopError if name == "airflow" else SystemExit):
+    with pytest.raises(StopError if name == "airflow" else RuntimeError, match=r"exit code 2"):
         function()
 
 
@@ -701,4 +703,4 @@ def test_the_oldest_versions_are_the_minimums() -> None:
     for line in read_project()["project"]["dependencies"]:
         requirement = Requirement(line)
         [minimum] = [s.version for s in requirement.specifier if s.operator == ">="]
-        assert pins[canonicalize_name(requirement.name)] == minimum, line
+        assert Version(pins[canonicalize_name(requirement.name)]) == Version(minimum), line
