@@ -398,7 +398,13 @@ def test_sizes_come_from_the_plan(tmp_path: Path) -> None:
     plan = json.loads(text)
     overlays = tmp_path / "overlays"
     shutil.copytree(DEPLOY / "kubernetes", tmp_path, dirs_exist_ok=True)
-    size = [sys.executable, DEPLOY / "kubernetes" / "size.py", "--overlays", overlays, "--max-workers=3"]
+    size: list[str | Path] = [
+        sys.executable,
+        DEPLOY / "kubernetes" / "size.py",
+        "--overlays",
+        overlays,
+        "--max-workers=3",
+    ]
     said = run(*size, "-", "--threads=2", input=text).stdout
     assert "2 threads" in said
     for overlay in ("nightly", "once"):
@@ -506,7 +512,7 @@ def test_jobqueue(tmp_path: Path) -> None:
         'echo "Submitted batch job $!"\n',
     )
     fake(programs, "scancel", 'for job; do kill -TERM -- "-$job"; done\n')
-    command = [
+    command: list[str | Path] = [
         *(DEPLOY / "slurm" / "jobqueue.py", "--cores=1", "--memory=2GB", "--walltime=00:30:00", "--most=2"),
         *("--interface=lo", f"--shared={tmp_path}", "--"),
         *("embed", edges, f"--out={out}", "--rank=8", "--outputs=embedding,trajectory", "--freqs=all"),
@@ -645,12 +651,13 @@ def test_orchestrators(
     class StopError(Exception):
         pass
 
-    for module, names in {
+    modules: dict[str, dict[str, Any]] = {
         "airflow": {},
         "airflow.sdk": {"dag": decorator, "task": decorator},
         "airflow.exceptions": {"AirflowFailException": StopError},
         "prefect": {"flow": decorator, "task": decorator},
-    }.items():
+    }
+    for module, names in modules.items():
         made = types.ModuleType(module)
         made.__dict__.update(names)
         monkeypatch.setitem(sys.modules, module, made)
