@@ -16,8 +16,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from s3fs import S3FileSystem
 
 from tests.clusters import free_port, stop, wait_for_port
+from toffee_dist import remote
 
 SLOW_DOWN = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please slow down.</Message></Error>"
 # What a test must not find in any file or message.
@@ -104,6 +106,8 @@ def proxy(upstream: int) -> Iterator[Proxy]:
                 connection.request(self.command, self.path, body, headers)
                 answer = connection.getresponse()
                 self._answer(answer.status, answer.getheaders(), answer.read())
+            except OSError:
+                self.close_connection = True
             finally:
                 connection.close()
 
@@ -149,17 +153,15 @@ def proxy(upstream: int) -> Iterator[Proxy]:
 @contextmanager
 def use(port: int) -> Iterator[Any]:
     """Give a file system of our own on a port, as this process's environment says."""
-    from toffee_dist import remote
-
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment(port).items():
             patch.setenv(name, value)
+        S3FileSystem.clear_instance_cache()
         remote.open_filesystem.cache_clear()
-        fs = remote.open_filesystem("s3")
-        fs.clear_instance_cache()
         try:
-            yield fs
+            yield remote.open_filesystem("s3")
         finally:
+            S3FileSystem.clear_instance_cache()
             remote.open_filesystem.cache_clear()
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
+import uuid
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +21,7 @@ from toffee_dist.plan import Shape, batch_freqs
 from toffee_dist.slices import read_slice
 from toffee_dist.solvers import SliceFactors, SolveOptions
 from toffee_dist.staging import ARRAYS, stage_tensor
+from toffee_dist.store import check_writable, place, remove_tree, replacing, scratch
 from toffee_dist.tasks import SolveTask, solve_batch
 from toffee_dist.tensor import TemporalTensor
 
@@ -31,9 +32,11 @@ class Bench:
     def __init__(self, client: Any, storage: str | None) -> None:
         from toffee_dist.runtime import runner, survey
 
-        self.path = Path(tempfile.mkdtemp(prefix="toffee-", dir=storage))
+        self.path = place(storage or tempfile.gettempdir()) / f"toffee-{uuid.uuid4().hex[:12]}"
+        self.path.mkdir(mode=0o700)
+        check_writable(self.path)
         # Gone with the estimator.
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        weakref.finalize(self, remove_tree, self.path)
         self.run: Run = runner(client)
         self._staged: TemporalTensor | None = None
         survey(client, self.path)
@@ -77,12 +80,11 @@ def read_edges(
     data: Any, options: Mapping[str, Any], bench: Bench | None
 ) -> tuple[TemporalTensor, list[Any]]:
     """Return the tensor in memory, and the node id of every row."""
-    with tempfile.TemporaryDirectory(prefix="toffee-", dir=None if bench is None else bench.path) as folder:
-        inputs = _as_files(data, Path(folder) / "edges.parquet")
+    parent = Path(tempfile.gettempdir()) if bench is None else bench.path
+    with scratch(parent, "toffee-", mode=0o700) as folder:
+        inputs = _as_files(data, folder / "edges.parquet")
         settings = EdgeSettings.read({"inputs": inputs, **options})
-        result = ingest(
-            settings.ingest_config(), Path(folder) / "ingest", run_here if bench is None else bench.run
-        )
+        result = ingest(settings.ingest_config(), folder / "ingest", run_here if bench is None else bench.run)
         tensor = result.tensor()
         # The maps would outlive their files.
         arrays: dict[str, Any] = {name: np.array(getattr(tensor, name)) for name in ARRAYS}
@@ -102,5 +104,6 @@ def _as_files(data: Any, path: Path) -> tuple[str, ...]:
         raise InputError(
             "cannot read this frame", got=str(error), allowed="a pandas, polars or Arrow frame"
         ) from None
-    frame.write_parquet(path)
+    with replacing(path) as temporary:
+        frame.write_parquet(temporary)
     return (str(path),)

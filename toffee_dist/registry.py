@@ -238,9 +238,9 @@ def read_registry(
         ) from None
 
 
-def count_spaces(folder: Path) -> int:
+def count_spaces(files: Sequence[str]) -> int:
     """Return 2 for a registry of two spaces, else 1."""
-    return 1 + any(folder.glob("part-1-*.parquet"))
+    return 1 + any(place(name).name.startswith("part-1-") for name in files)
 
 
 def read_rows(files: Sequence[str], start: int, stop: int) -> pl.DataFrame:

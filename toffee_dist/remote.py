@@ -25,14 +25,15 @@ import fsspec
 
 from toffee_dist.errors import ConfigError
 
+S3 = ("s3://", "s3a://")
 # How often botocore sends a request, unless AWS_MAX_ATTEMPTS says otherwise: with exponential backoff and
 # jitter, when it is throttled, times out, or the server fails. s3fs does that up to five times over where it
 # is told to slow down or an answer breaks off.
 ATTEMPTS = 4
 # Seconds to connect, and between two pieces of an answer.
 CONNECT_TIMEOUT, READ_TIMEOUT = 10.0, 30.0
-# Bytes of one range that is read into memory beside its place.
-RANGE_BYTES = 32 << 20
+# Bytes of one range, or of one part of an upload, that is held beside its place; and how many parts at once.
+RANGE_BYTES, PARTS = 16 << 20, 2
 # Bytes of the first range.
 HEAD_BYTES = 64 << 10
 
@@ -40,7 +41,7 @@ HEAD_BYTES = 64 << 10
 def options(protocol: str) -> dict[str, Any]:
     """Return what every file system of ours is made with; credentials come from the environment."""
     found: dict[str, Any] = {"use_listings_cache": False}
-    if protocol in ("s3", "s3a"):
+    if f"{protocol}://" in S3:
         found["config_kwargs"] = {
             "retries": {
                 "mode": os.environ.get("AWS_RETRY_MODE", "standard"),
@@ -49,6 +50,7 @@ def options(protocol: str) -> dict[str, Any]:
             "connect_timeout": CONNECT_TIMEOUT,
             "read_timeout": READ_TIMEOUT,
         }
+        found |= {"default_block_size": RANGE_BYTES, "max_concurrency": PARTS}
         # Readers of Parquet ask for the ranges they need; reading ahead would fetch what is not.
         found["default_cache_type"] = "none"
     return found
@@ -66,7 +68,7 @@ def open_filesystem(protocol: str) -> Any:
     try:
         return fsspec.filesystem(protocol, **options(protocol))
     except (ImportError, ValueError) as error:
-        s3 = protocol in ("s3", "s3a")
+        s3 = f"{protocol}://" in S3
         raise ConfigError(
             f"storage of kind {protocol}://",
             got=str(error),
@@ -172,8 +174,10 @@ class RemotePath:
                 found = self.fs.ls(self.key, detail=True)
         except FileNotFoundError:
             return []
-        names = {(posixpath.basename(info["name"].rstrip("/")), info["type"]) for info in found}
-        return [(self / name, kind) for name, kind in sorted(names) if name and name != self.name]
+        # An empty object that marks the folder itself is not in it.
+        kinds = {info["name"].rstrip("/"): info["type"] for info in found}
+        kinds.pop(self.key, None)
+        return [(self / posixpath.basename(name), kind) for name, kind in sorted(kinds.items())]
 
     def sizes(self) -> dict[str, int]:
         """Return all files at any depth: the way from here to each, and its bytes."""
@@ -213,14 +217,25 @@ class RemotePath:
                 raise
 
     def read_bytes(self) -> bytes:
-        """Return all of a file."""
+        """Return all of a file; a small one by one request."""
+        head = self.read_range(0, HEAD_BYTES)
+        if len(head) < HEAD_BYTES:
+            return head
         with self.failing():
             return bytes(self.fs.cat_file(self.key))
 
     def read_range(self, start: int, stop: int) -> bytes:
         """Return the bytes [start, stop), or those of them that there are."""
-        with self.failing():
-            return bytes(self.fs.cat_file(self.key, start=start, end=stop))
+        try:
+            with self.failing():
+                return bytes(self.fs.cat_file(self.key, start=start, end=stop))
+        except FileNotFoundError:
+            raise
+        except OSError:
+            # A store refuses a range that begins at the end of the file.
+            if self.stat().st_size <= start:
+                return b""
+            raise
 
     def read_text(self, encoding: str = "utf-8") -> str:
         """Return all of a file of text."""
@@ -241,16 +256,19 @@ class RemotePath:
         with self.failing():
             self.fs.pipe_file(self.key, data, mode="create")
 
-    def open(self, mode: str = "rb") -> IO[Any]:
-        """Open a file for reading; only what is asked for is fetched."""
+    def open(self, mode: str = "rb") -> IO[bytes]:
+        """Open a file for reading bytes; only what is asked for is fetched."""
+        if mode != "rb":
+            raise ValueError(f"mode {mode!r}: files behind a URL are written whole")
         with self.failing():
-            handle = self.fs.open(self.key, "rb")
-        return handle if "b" in mode else io.TextIOWrapper(handle, "utf-8")
+            handle: IO[bytes] = self.fs.open(self.key, "rb")
+        return handle
 
     def upload(self, source: Path) -> None:
         """Replace the file by a local one, at once; large ones go in parts."""
+        parts = {"chunksize": RANGE_BYTES} if self.url.startswith(S3) else {}
         with self.failing():
-            self.fs.put_file(str(source), self.key)
+            self.fs.put_file(str(source), self.key, **parts)
 
     def download(self, target: Path) -> None:
         """Copy the file to a local one."""

@@ -27,7 +27,7 @@ ARRAYS = ("indptr", "indices", "tube_ptr", "steps", "values")
 HEADER = "header.json"
 FORMAT = 1
 # Blocks that are fetched at once: a request waits more than it works.
-FETCHES = 8
+FETCHES = 4
 
 
 @dataclass(frozen=True)

@@ -194,16 +194,22 @@ def remove_tree(path: Path) -> None:
 def copy_tree(source: Path, target: Path) -> None:
     """Copy a folder; what is in the target and has another name stays."""
     there, to = remote(source), remote(target)
-    if there is None and to is None:
+    if to is None:
         shutil.copytree(source, target, dirs_exist_ok=True)
-    elif there is None and to is not None:
+    elif there is None:
         for file in sorted(path for path in source.rglob("*") if path.is_file()):
             (to / file.relative_to(source).as_posix()).upload(file)
-    elif there is not None and to is not None:
+    else:
         for name in there.sizes():
             (there / name).copy(to / name)
+
+
+def move_tree(source: Path, target: Path) -> None:
+    """Move a local folder to where there is none yet: at once, or to a store, file by file."""
+    if remote(target) is None:
+        os.rename(source, target)
     else:
-        raise NotImplementedError("from a store to a local folder")
+        copy_tree(source, target)
 
 
 def link_or_copy(source: Path, target: Path) -> None:
@@ -220,10 +226,10 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 @contextmanager
-def scratch(parent: Path, prefix: str) -> Iterator[Path]:
+def scratch(parent: Path, prefix: str, mode: int = 0o777) -> Iterator[Path]:
     """Give a folder that is gone afterwards."""
     folder = parent / f"{prefix}{uuid.uuid4().hex[:12]}"
-    folder.mkdir()
+    folder.mkdir(mode=mode)
     try:
         yield folder
     finally:

@@ -487,9 +487,10 @@ def take_rows(tensor: TemporalTensor, start: int, stop: int) -> TemporalTensor:
 
 def read_ids(nodes: Path, start: int, stop: int) -> dict[str, pa.Array]:
     """Return the ids of the rows [start, stop), in the order of rows."""
-    table = registry.read_rows(registry.registry_files(nodes), start, stop)
+    files = registry.registry_files(nodes)
+    table = registry.read_rows(files, start, stop)
     columns = {"node_id": _plain_ids(table["id"])}
-    if registry.count_spaces(nodes) > 1:
+    if registry.count_spaces(files) > 1:
         names = np.array(["source", "target"])
         columns["space"] = pa.array(names[table["space"].to_numpy()])
     return columns

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import tempfile
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +22,7 @@ from toffee_dist.evaluation.report import to_frame, write_report
 from toffee_dist.evaluation.steps import FutureConfig, StepCell, future_links, label_steps, read_labels
 from toffee_dist.models import MODELS, ModelOptions
 from toffee_dist.models.base import Gauge
+from toffee_dist.store import check_writable, move_tree, place, remote, scratch
 
 
 @dataclass(frozen=True)
@@ -82,14 +80,10 @@ def run_job(job: EvaluateJob, say: Say = lambda line: None) -> Evaluated:
         )
     events = read_events(job.edges, say=say)
     labels = None if job.labels is None else read_labels(job.labels, events)
-    stage = out.parent / f".{out.name}.{uuid.uuid4().hex[:12]}"
-    try:
-        stage.mkdir(parents=True)
-    except OSError as error:
-        raise ConfigError(
-            "output folder", got=f"{out}: {error.strerror}", allowed="a place to write"
-        ) from None
-    try:
+    check_writable(out.parent if remote(out) is None else out)
+    # Written beside its place and moved there; what goes to a store is written here, and copied.
+    beside = out.parent if remote(out) is None else Path(tempfile.gettempdir())
+    with scratch(beside, f".{out.name}.") as stage:
         folder = job.splits or stage / "splits"
         with _workers(job.workers) as (run, work):
             found = (
@@ -115,9 +109,7 @@ def run_job(job: EvaluateJob, say: Say = lambda line: None) -> Evaluated:
             },
         }
         write_report(stage, about, cells, steps, Path(job.edges.inputs[0]).name)
-        os.rename(stage, out)
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
+        move_tree(stage, out)
     return Evaluated(about, cells, steps)
 
 
@@ -235,7 +227,7 @@ class EvaluateSettings(EdgeSettings):
         )
         return EvaluateJob(
             edges=self.ingest_config(),
-            out=Path(self.out),
+            out=place(self.out),
             config=config,
             splits=None if self.splits is None else Path(self.splits),
             future=None if self.future is None else FutureConfig(self.future, self.period),
