@@ -210,9 +210,8 @@ class Cluster:
     def add_worker(self, name: str) -> subprocess.Popen[Any]:
         """Start a worker on a new host."""
         host = self.network.add(name)
-        return self._start(
-            host, "worker", self.address, f"--host={host.address}", "--nthreads=1", "--no-dashboard"
-        )
+        options = [f"--host={host.address}", "--nthreads=1", "--preload-nanny=toffee_dist.leaving"]
+        return self._start(host, "worker", self.address, *options, "--no-dashboard")
 
     def _start(self, host: Host, program: str, *arguments: str) -> subprocess.Popen[Any]:
         files = {"ca-file": "ca.pem", "cert": f"{program}.pem", "key": f"{program}-key.pem"}

@@ -1,6 +1,8 @@
 """The evaluation as a job: a TOML file of options, and any of them again on the command line.
 
 python jobs/evaluate.py jobs/evaluate.toml --out quality --seeds 3
+
+Run, with its TOML file, by tests/test_cli_evaluate.py.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from tests import clusters
 from tests.clusters import digests, free_port, job, wait_for_port, write_edges
@@ -397,7 +398,13 @@ def test_sizes_come_from_the_plan(tmp_path: Path) -> None:
     plan = json.loads(text)
     overlays = tmp_path / "overlays"
     shutil.copytree(DEPLOY / "kubernetes", tmp_path, dirs_exist_ok=True)
-    size = [sys.executable, DEPLOY / "kubernetes" / "size.py", "--overlays", overlays, "--max-workers=3"]
+    size: list[str | Path] = [
+        sys.executable,
+        DEPLOY / "kubernetes" / "size.py",
+        "--overlays",
+        overlays,
+        "--max-workers=3",
+    ]
     said = run(*size, "-", "--threads=2", input=text).stdout
     assert "2 threads" in said
     for overlay in ("nightly", "once"):
@@ -505,7 +512,7 @@ def test_jobqueue(tmp_path: Path) -> None:
         'echo "Submitted batch job $!"\n',
     )
     fake(programs, "scancel", 'for job; do kill -TERM -- "-$job"; done\n')
-    command = [
+    command: list[str | Path] = [
         *(DEPLOY / "slurm" / "jobqueue.py", "--cores=1", "--memory=2GB", "--walltime=00:30:00", "--most=2"),
         *("--interface=lo", f"--shared={tmp_path}", "--"),
         *("embed", edges, f"--out={out}", "--rank=8", "--outputs=embedding,trajectory", "--freqs=all"),
@@ -636,19 +643,21 @@ def test_orchestrators(
     def decorator(*given: Any, **options: Any) -> Any:
         def keep(function: Any) -> Any:
             tasks[function.__name__] = (function, options)
-            return (lambda *_: None) if name == "airflow" else function
+            # Airflow's own call of a task inside a DAG only says that there is one.
+            return (lambda: None) if name == "airflow" and function.__name__ == "refresh" else function
 
-        return keep(given[0]) if given and callable(given[0]) else keep
+        return keep(given[0]) if given else keep
 
     class StopError(Exception):
         pass
 
-    for module, names in {
+    modules: dict[str, dict[str, Any]] = {
         "airflow": {},
         "airflow.sdk": {"dag": decorator, "task": decorator},
         "airflow.exceptions": {"AirflowFailException": StopError},
         "prefect": {"flow": decorator, "task": decorator},
-    }.items():
+    }
+    for module, names in modules.items():
         made = types.ModuleType(module)
         made.__dict__.update(names)
         monkeypatch.setitem(sys.modules, module, made)
@@ -662,7 +671,7 @@ def test_orchestrators(
     assert done.published
     # A refusal that no second try would change ends it.
     (tmp_path / "nightly.toml").write_text("inputs = []\n")
-    with pytest.raises(StopError if name == "airflow" else SystemExit):
+    with pytest.raises(StopError if name == "airflow" else RuntimeError, match=r"exit code 2"):
         function()
 
 
@@ -701,4 +710,4 @@ def test_the_oldest_versions_are_the_minimums() -> None:
     for line in read_project()["project"]["dependencies"]:
         requirement = Requirement(line)
         [minimum] = [s.version for s in requirement.specifier if s.operator == ">="]
-        assert pins[canonicalize_name(requirement.name)] == minimum, line
+        assert Version(pins[canonicalize_name(requirement.name)]) == Version(minimum), line

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import hosts
 import psutil
@@ -167,5 +166,6 @@ def test_nothing_stays(tmp_path: Path) -> None:
     assert not alive
 
 
-def below(pid: int) -> list[Any]:
-    return psutil.Process(pid).children(recursive=True)
+def below(pid: int) -> list[psutil.Process]:
+    found: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
+    return found

@@ -23,6 +23,7 @@ from toffee_dist.runtime import cluster
 pytestmark = pytest.mark.slow
 
 SECONDS = 150
+LEAVING = ("--nanny", "--preload-nanny=toffee_dist.leaving")
 DEPLOY = Path(__file__).parents[1] / "deploy"
 # Everything of deploy/dask.yaml but its TLS.
 SETTINGS = {
@@ -41,7 +42,7 @@ def test_a_worker_told_to_stop_gives_its_task_back(tmp_path: Path) -> None:
     """Its task is begun again elsewhere, and nobody counts a death under it."""
     go = tmp_path / "go"
     with clusters.cluster(workers=0, environment=SETTINGS) as running:
-        processes = {name: running.add_worker("--nanny", f"--name={name}") for name in ("one", "two")}
+        processes = {name: running.add_worker(*LEAVING, f"--name={name}") for name in ("one", "two")}
         with cluster(running.address, 2, wait=SECONDS) as client:
             task = client.submit(wait_for_file, str(go), pure=False)
             first = wait_for(lambda: find_worker(client, ""))
@@ -95,7 +96,7 @@ def test_workers_of_short_life_and_one_that_is_lost(tmp_path: Path) -> None:
     environment = SETTINGS | preload(tmp_path / "slow.py", SLOW)
     with clusters.cluster(workers=0, environment=environment) as running:
         for _ in range(2):
-            running.add_worker("--nanny", "--lifetime=12s", "--lifetime-stagger=3s", "--lifetime-restart")
+            running.add_worker(*LEAVING, "--lifetime=12s", "--lifetime-stagger=3s", "--lifetime-restart")
         lost = running.add_worker("--no-nanny")
         with toffee(*embed(edges, out, running.address, 2)) as run:
             wait_for(lambda: len(finished(out)) >= 4)

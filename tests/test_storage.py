@@ -419,7 +419,7 @@ def test_local_copies_are_few_and_made_once(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("kind", ["local", "s3"])
 def test_of_many_that_find_a_stale_lock_one_takes_it(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind == "s3":
         request.getfixturevalue("store")
@@ -427,6 +427,15 @@ def test_of_many_that_find_a_stale_lock_one_takes_it(
     with hold_lock(out):
         lock = json.loads((out / "refresh.lock").read_text())
     (out / "refresh.lock").write_text(json.dumps(lock | {"host": "elsewhere", "seen": time.time() - 700}))
+    real = operations._read_lock
+
+    def slowly(path: Path) -> dict[str, Any] | None:
+        # All have seen the same before one of them acts on it.
+        found = real(path)
+        time.sleep(0.2)
+        return found
+
+    monkeypatch.setattr(operations, "_read_lock", slowly)
     inside, most, held = 0, 0, 0
     guard, gate = threading.Lock(), threading.Barrier(6)
 
@@ -495,5 +504,6 @@ def test_an_evaluation(tmp_path: Path) -> None:
 
 def test_runs_of_a_store_are_listed_in_order() -> None:
     for name in ("b", "a", "c"):
-        place(f"memory://listed/runs/{name}/work/job.json").write_text("{}")
-    assert [run.run_id for run in list_runs(place("memory://listed"))] == ["a", "b", "c"]
+        place(f"memory://runs/runs/{name}/work/job.json").write_text("{}")
+    assert [run.run_id for run in list_runs(place("memory://runs"))] == ["a", "b", "c"]
+    assert [path.name for path in place("memory://runs").iterdir()] == ["runs"]

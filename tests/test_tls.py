@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from tests import clusters
 from tests.clusters import digests, job, write_edges
@@ -71,6 +72,22 @@ def test_keys_are_for_their_owner(certificates: Path, tmp_path: Path) -> None:
         assert (certificates / f"{role}-key.pem").stat().st_mode & 0o777 == 0o600
     with pytest.raises(ConfigError, match="which has some"):
         write_certificates(certificates)
+
+
+def test_hosts_of_a_certificate(tmp_path: Path) -> None:
+    names = ["10.0.0.5", "fd00::5", "scheduler.example", "*.workers.example", "toffee-scheduler"]
+    write_certificates(tmp_path / "good", names)
+    certificate = x509.load_pem_x509_certificate((tmp_path / "good" / "scheduler.pem").read_bytes())
+    found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(name.value) for name in found] == names
+    for bad in ("", "two words", "bücher.example", "tls://host:8786", "-host"):
+        with pytest.raises(ConfigError, match="host of a certificate"):
+            write_certificates(tmp_path / "bad", [bad])
+    # Nothing was begun.
+    assert not (tmp_path / "bad").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="folder for certificates"):
+        write_certificates(tmp_path / "file")
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:

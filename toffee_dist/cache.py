@@ -51,7 +51,7 @@ def local_copy(key: str, build: Callable[[Path], None]) -> Iterator[Path]:
 def _root() -> Path:
     root = Path(os.environ.get("TOFFEE_CACHE") or Path(tempfile.gettempdir()) / f"toffee-{os.getuid()}")
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if root.stat().st_uid != os.getuid():
+    if root.lstat().st_uid != os.getuid():
         # Whoever owns the folder could change what we compute with.
         raise ConfigError(
             "folder for local copies",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,6 +17,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from toffee_dist.errors import ConfigError
 
 ROLES = ("scheduler", "worker", "client")
+# The first part may be a star, which stands for one part.
+_NAME = re.compile(
+    r"(\*\.)?[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*"
+)
 
 
 def write_certificates(
@@ -40,7 +45,13 @@ def write_certificates(
             allowed="a new folder",
             remedy="To replace them, make a second set and change over (docs/operations.md).",
         )
-    out.mkdir(parents=True, exist_ok=True, mode=0o700)
+    names = [_host(host) for host in hosts]
+    try:
+        out.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigError(
+            "folder for certificates", got=f"{out}: {error.strerror}", allowed="a place to write"
+        ) from None
     ca_key = ec.generate_private_key(ec.SECP256R1())
     ca_name = _name("toffee cluster authority")
     ca = (
@@ -61,7 +72,7 @@ def write_certificates(
                 x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
                 critical=False,
             )
-            .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .sign(ca_key, hashes.SHA256())
         )
         written += [
@@ -95,7 +106,15 @@ def _host(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
-        return x509.DNSName(host)
+        pass
+    if not _NAME.fullmatch(host):
+        raise ConfigError(
+            "host of a certificate",
+            got=repr(host),
+            allowed="an address, or a name of letters, digits, hyphens and dots",
+            remedy="Names with other letters have an ASCII form, such as xn--bcher-kva.example.",
+        )
+    return x509.DNSName(host)
 
 
 def _key_usage(*, ca: bool) -> x509.KeyUsage:

@@ -74,7 +74,7 @@ def hold_lock(out: Path) -> Iterator[None]:
 
 
 def _take(path: Path, own: Mapping[str, Any]) -> None:
-    for _ in range(TRIES):
+    for attempt in range(TRIES):
         holder = _read_lock(path)
         if holder is None and not path.exists():
             try:
@@ -97,7 +97,7 @@ def _take(path: Path, own: Mapping[str, Any]) -> None:
             )
         if _take_over(path, own, holder):
             return
-        time.sleep(random.uniform(0.1, 1.0))
+        time.sleep(random.uniform(0.1, 2.0**attempt))
     raise UnfinishedError(
         "others want the lock of this folder too",
         got=f"{TRIES} tries to take over {path}",
@@ -113,17 +113,16 @@ def _take_over(path: Path, own: Mapping[str, Any], stale: Mapping[str, Any] | No
     other and leaves it. Whoever comes later sees the claim or, when that is gone, the new lock.
     """
     claim = path.parent / f"{path.name}.{own['token']}"
-    claim.write_bytes(_content(own))
+    _write_lock(claim, own)
     try:
         others = [other for other in path.parent.glob(f"{path.name}.*") if other.name != claim.name]
         for other in others:
             holder = _read_lock(other)
             if holder is not None and not _is_stale(holder):
                 return False
-        if _read_lock(path) != stale:
+        if _read_lock(path) != stale or not path.exists():
             return False
-        with replacing(path) as temporary:
-            temporary.write_bytes(_content(own))
+        _write_lock(path, own)
         for other in others:
             other.unlink(missing_ok=True)
         return True
@@ -145,8 +144,7 @@ def _renew(path: Path, own: Mapping[str, Any], over: threading.Event) -> None:
                 # After so long a sleep somebody may just be taking over.
                 log.warning("the lock %s was lost", path)
                 return
-            with replacing(path) as temporary:
-                temporary.write_bytes(_content(own))
+            _write_lock(path, own)
             seen = time.monotonic()
 
 
@@ -162,6 +160,11 @@ def _this_process() -> dict[str, Any]:
 
 def _content(own: Mapping[str, Any]) -> bytes:
     return (json.dumps({**own, "seen": time.time()}, indent=1) + "\n").encode()
+
+
+def _write_lock(path: Path, own: Mapping[str, Any]) -> None:
+    with replacing(path) as temporary:
+        temporary.write_bytes(_content(own))
 
 
 def _read_lock(path: Path) -> dict[str, Any] | None:

@@ -174,8 +174,10 @@ class RemotePath:
                 found = self.fs.ls(self.key, detail=True)
         except FileNotFoundError:
             return []
-        names = {(posixpath.basename(info["name"].rstrip("/")), info["type"]) for info in found}
-        return [(self / name, kind) for name, kind in sorted(names) if name and name != self.name]
+        # An empty object that marks the folder itself is not in it.
+        kinds = {info["name"].rstrip("/"): info["type"] for info in found}
+        kinds.pop(self.key, None)
+        return [(self / posixpath.basename(name), kind) for name, kind in sorted(kinds.items())]
 
     def sizes(self) -> dict[str, int]:
         """Return all files at any depth: the way from here to each, and its bytes."""

@@ -89,7 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             job_script_prologue=[
                 f"export {line}" for line in (*environment, f"DASK_CONFIG={DEPLOY / 'dask.yaml'}")
             ],
-            worker_extra_args=["--lifetime", f"{lifetime}s", "--lifetime-stagger", "60s", "--no-dashboard"],
+            worker_extra_args=[
+                *("--lifetime", f"{lifetime}s", "--lifetime-stagger", "60s"),
+                *("--preload-nanny", "toffee_dist.leaving", "--no-dashboard"),
+            ],
             scheduler_options={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
         ) as cluster:
             cluster.adapt(minimum_jobs=1, maximum_jobs=given.most)
