@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -285,7 +286,7 @@ def test_map_and_paths_are_those_of_the_tables(edges: Path, tmp_path: Path) -> N
         np.abs(nodes.paths.points.reshape(-1, 2)), np.abs(expected), rtol=1e-3, atol=1e-4
     )
     np.testing.assert_allclose(nodes.paths.share, share, rtol=1e-3)
-    assert facts.cosines is None
+    assert facts.turns is None
     # What the fit leaves over and what it explains of the sum over time are one, but for regularisation.
     left = facts.fit.filter(pl.col("k") == 0)["left"].item()
     assert left == pytest.approx(1 - run.manifest["metrics"]["energy_share"], abs=0.01)
@@ -372,10 +373,12 @@ def test_drift_and_gate_of_a_refresh(tmp_path: Path) -> None:
     assert first.run in page
     mover = second.manifest["refresh"]["drift"][0]["movers"][0]
     assert mover["node_id"] in page
-    drift = pl.read_parquet(folder / "drift.parquet")["cosine"].drop_nulls()
+    cosines = pl.read_parquet(folder / "drift.parquet")["cosine"].drop_nulls().to_list()
     facts = gather.gather(folder, second.manifest)
-    assert facts.cosines is not None
-    assert facts.cosines.tolist() == naive.histogram(drift.to_list(), gather.BINS, -1.0, 1.0)
+    assert facts.turns is not None
+    angles = [math.degrees(math.acos(min(1.0, cosine))) for cosine in cosines]
+    assert facts.turns.tolist() == naive.histogram(angles, 180, 0.0, 180.0)
+    assert facts.turns.sum() == len(cosines) > 0
     # One that breaks a limit has its page too.
     write_days(tmp_path / "edges", 30, 31)
     with pytest.raises(QualityError):

@@ -263,7 +263,7 @@ def _fit(facts: Facts) -> Iterator[Section]:
 
 
 def _drift(facts: Facts) -> Iterator[Section]:
-    from toffee_dist.report.plots import draw_moves
+    from toffee_dist.report.plots import draw_turns
 
     refresh = facts.manifest.get("refresh")
     if refresh is None:
@@ -299,10 +299,10 @@ def _drift(facts: Facts) -> Iterator[Section]:
         html += table(movers, ("node", "cosine", "degree"), caption)
     yield Section(
         "Drift",
-        "How far nodes moved since earlier runs. 1 is a vector that points where it did; the plot counts "
-        "nodes by that cosine, against the run before.",
+        "How far nodes moved since earlier runs. A cosine of 1 is a vector that points where it did, 0.9 one "
+        "that turned by 26 degrees; the plot counts nodes by how far they turned since the run before.",
         html,
-        () if facts.cosines is None else (draw_moves(facts.cosines),),
+        () if facts.turns is None else (draw_turns(facts.turns),),
     )
 
 
