@@ -27,8 +27,8 @@ from toffee_dist.writer import GROUP_ROWS
 FREQS = 2000
 # Rhythms that are named.
 PEAKS = 6
-# Bars of the histogram of cosines.
-BINS = 40
+# Bars of the histogram of turns, of a degree each.
+DEGREES = 180
 
 Numbers = NDArray[Any]
 
@@ -88,7 +88,7 @@ class Facts:
     frequencies : a row a frequency above 0; None without a trajectory
     peaks : those of the rows that are rhythms, most significant first
     nodes : the map; None where there is nothing to draw
-    cosines : how many nodes moved how far since the run before, in equal bins from -1 to 1
+    turns : how many nodes turned by 0 to 1, 1 to 2, … 180 degrees since the run before
     """
 
     manifest: dict[str, Any]
@@ -97,7 +97,7 @@ class Facts:
     frequencies: pl.DataFrame | None
     peaks: pl.DataFrame | None
     nodes: NodeMap | None
-    cosines: NDArray[np.int64] | None
+    turns: NDArray[np.int64] | None
 
 
 def gather(run: Path, manifest: dict[str, Any], method: Method = "pca") -> Facts:
@@ -126,7 +126,7 @@ def gather(run: Path, manifest: dict[str, Any], method: Method = "pca") -> Facts
         frequencies=frequencies,
         peaks=peaks,
         nodes=draw_map(run, manifest, grid, method),
-        cosines=count_cosines(run / "drift.parquet"),
+        turns=count_turns(run / "drift.parquet"),
     )
 
 
@@ -152,15 +152,15 @@ def find_peaks(frequencies: pl.DataFrame) -> pl.DataFrame:
     return peaks.sort("significance", descending=True, maintain_order=True).head(PEAKS)
 
 
-def count_cosines(table: Path) -> NDArray[np.int64] | None:
-    """Return how many nodes have which cosine to the run before, batch by batch."""
+def count_turns(table: Path) -> NDArray[np.int64] | None:
+    """Return how many nodes turned by how many degrees since the run before, batch by batch."""
     if not table.exists():
         return None
-    counts = np.zeros(BINS, dtype=np.int64)
+    counts = np.zeros(DEGREES, dtype=np.int64)
     with table.open("rb") as handle:
         for batch in pq.ParquetFile(handle).iter_batches(batch_size=GROUP_ROWS, columns=["cosine"]):
-            known = batch.column(0).drop_null().to_numpy()
-            counts += np.histogram(known, bins=BINS, range=(-1.0, 1.0))[0]
+            angles = np.degrees(np.arccos(np.clip(batch.column(0).drop_null().to_numpy(), -1.0, 1.0)))
+            counts += np.histogram(angles, bins=DEGREES, range=(0.0, 180.0))[0]
     return counts
 
 

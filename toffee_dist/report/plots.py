@@ -312,16 +312,17 @@ def draw_fit(fit: pl.DataFrame, grid: TimeGrid) -> list[Any]:
     return plots
 
 
-def draw_moves(cosines: NDArray[np.int64]) -> Any:
-    """Return the histogram of the cosines between a node's vectors in two runs."""
-    edges = np.linspace(-1, 1, len(cosines) + 1)
-    plot = new_figure(tools="save", height=240)
-    plot.xaxis.axis_label, plot.yaxis.axis_label = "cosine: 1 is the same direction as before", "nodes"
+def draw_turns(turns: NDArray[np.int64]) -> Any:
+    """Return the histogram of the angles between a node's vectors in two runs, as far as there are any."""
+    last = max(10, int(np.flatnonzero(turns).max(initial=0)) + 1)
+    edges, shown = np.arange(last + 1), turns[:last]
+    plot = new_figure(height=240, x_range=(0, last))
+    plot.xaxis.axis_label, plot.yaxis.axis_label = "degrees that a node turned by", "nodes"
     bars = plot.quad(
-        left=edges[:-1], right=edges[1:], top=cosines, bottom=0, color=colours()[0], line_color=None
+        left=edges[:-1], right=edges[1:], top=shown, bottom=0, color=colours()[0], line_color=None
     )
     plot.y_range.start = 0
-    _hover(plot, [bars], {"cosine": "@left{0.00} to @right{0.00}", "nodes": "@top{0,0}"})
+    _hover(plot, [bars], {"turned": "@left° to @right°", "nodes": "@top{0,0}"})
     return plot
 
 

@@ -19,8 +19,8 @@ from toffee_dist.store import read_json, replacing
 REPORT = "report.html"
 # Up to so many slices a table says more than a plot.
 FEW_SLICES = 3
-# What stands between :// and @, or after ?, may be a password or a signature.
-_SECRET = re.compile(r"(?<=://)[^/@\s]*@|(?<=\?)\S+")
+# What stands between :// and @ of an address, or after its ?, may be a password or a signature.
+_USER, _QUERY = re.compile(r"://[^/@\s]*@"), re.compile(r"(://[^?\s]*\?)[^\s'\"]+")
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def make_page(facts: Facts) -> str:
     return render(
         f"Run {manifest['run_id']}",
         f"{summary['nodes']:,} nodes over {summary['steps']:,} steps of {facts.grid.step}, "
-        f"{summary['first']} to {summary['last']}. Finished {manifest['finished']}; {manifest['state']}.",
+        f"{summary['first']} to {summary['last']}. Finished {manifest['finished']}.",
         [
             _about(facts),
             *_nodes(facts),
@@ -83,14 +83,14 @@ def make_page(facts: Facts) -> str:
 
 
 def hide_secrets(text: str) -> str:
-    """Return a path or address without user names, passwords and signatures.
+    """Return text in which addresses have no user names, passwords and signatures.
 
     Examples
     --------
-    >>> hide_secrets("https://me:secret@host/edges.csv?sig=abc")
-    'https://…@host/edges.csv?…'
+    >>> hide_secrets("https://me:secret@host/edges.csv?sig=abc and part-?.csv")
+    'https://…@host/edges.csv?… and part-?.csv'
     """
-    return _SECRET.sub(lambda found: "…@" if found[0].endswith("@") else "…", text)
+    return _QUERY.sub(r"\1…", _USER.sub("://…@", text))
 
 
 def remarks(facts: Facts) -> Iterator[str]:
@@ -103,7 +103,7 @@ def remarks(facts: Facts) -> Iterator[str]:
     if skipped:
         kinds = ", ".join(f"{count:,} × {kind}" for kind, count in summary["skipped"].items())
         yield f"{skipped:,} of {summary['rows']:,} rows were no edges and were left out: {kinds}."
-        yield from (f"Left out: {example}" for example in summary["examples"])
+        yield from (f"Left out: {hide_secrets(example)}" for example in summary["examples"])
     if summary["cancelled"]:
         yield f"{summary['cancelled']:,} entries have weights that sum to zero, and are no entries."
     stopped = metrics.get("slices", 0) - metrics.get("converged", 0)
@@ -141,7 +141,7 @@ def _about(facts: Facts) -> Section:
         ("outputs", ", ".join(manifest["outputs"])),
         ("begun", manifest["begun"]),
         ("finished", f"{manifest['finished']} ({_took(manifest):,.0f} s later)"),
-        ("state", manifest["state"]),
+        ("was then", manifest["state"]),
     ]
     if metrics.get("slices"):
         done.append(("frequencies solved", f"{metrics['slices']:,}, {metrics['converged']:,} converged"))
@@ -263,7 +263,7 @@ def _fit(facts: Facts) -> Iterator[Section]:
 
 
 def _drift(facts: Facts) -> Iterator[Section]:
-    from toffee_dist.report.plots import draw_moves
+    from toffee_dist.report.plots import draw_turns
 
     refresh = facts.manifest.get("refresh")
     if refresh is None:
@@ -299,10 +299,10 @@ def _drift(facts: Facts) -> Iterator[Section]:
         html += table(movers, ("node", "cosine", "degree"), caption)
     yield Section(
         "Drift",
-        "How far nodes moved since earlier runs. 1 is a vector that points where it did; the plot counts "
-        "nodes by that cosine, against the run before.",
+        "How far nodes moved since earlier runs. A cosine of 1 is a vector that points where it did, 0.9 one "
+        "that turned by 26 degrees; the plot counts nodes by how far they turned since the run before.",
         html,
-        () if facts.cosines is None else (draw_moves(facts.cosines),),
+        () if facts.turns is None else (draw_turns(facts.turns),),
     )
 
 
