@@ -307,8 +307,8 @@ def test_a_large_run_is_asked_in_little_time_and_memory(tmp_path: Path) -> None:
     found = run.neighbors("person-0123456")
     seconds = time.monotonic() - began
     assert found.height == 10
-    # A million nodes of rank 128 in a second would be a tenth of this on a quiet machine.
-    assert seconds < 3
+    # A hundred times what a quiet machine takes: this catches a search that lost its way, not noise.
+    assert seconds < 10
     tracemalloc.start()
     run.neighbors("person-0123456")
     peak = tracemalloc.get_traced_memory()[1]
@@ -316,7 +316,7 @@ def test_a_large_run_is_asked_in_little_time_and_memory(tmp_path: Path) -> None:
     assert peak < 30 * 2**20 < 200_000 * 64 * 4
     began = time.monotonic()
     assert nodes.suggest(run, "person-01234x6")[0] == "person-0123406"
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
 
 
 def test_integers_as_ids(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_steps_and_moments(run: Run) -> None:
 
 def test_what_cannot_be_asked(run: Run, runs: dict[bool, Run], edges: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="metric"):
-        run.neighbors("n00001", metric="euclid")
+        run.neighbors("n00001", metric="euclid")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="at least 1"):
         run.neighbors("n00001", k=0)
     with pytest.raises(ConfigError, match="one space"):
