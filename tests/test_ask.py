@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -178,7 +179,8 @@ def test_trajectory_of_a_node(run: Run, tmp_path: Path) -> None:
     assert len(rows) == run.n_steps
     np.testing.assert_allclose([float(row["v3"]) for row in rows], found.vectors[:, 3])
     assert rows[2]["start"] == run.grid.show(2)
-    found.write_png(tmp_path / "one.png")
+    odd = replace(found, node=nodes.Node(0, "漢字 é"))
+    odd.write_png(tmp_path / "one.png")
     with Image.open(tmp_path / "one.png") as image:
         assert image.format == "PNG"
         assert len(set(image.convert("RGB").resize((90, 52)).get_flattened_data())) > 5

@@ -74,7 +74,10 @@ def score_pairs(
 
 def _check_run(run: Run, step: int | None) -> None:
     config = run.manifest["config"]
-    if config["gauge"] != "canonical" or config["model"] not in ("toffee", "toffee-"):
+    for output in ("embedding", *(["trajectory"] if step is not None else [])):
+        getattr(run, output)  # refused where the run lacks it
+    # Only runs whose vectors are those of a solved zero slice have the file.
+    if not (run.path / FOLD).exists():
         raise InputError(
             "this run has no score of its own",
             got=f"model {config['model']}, gauge {config['gauge']}",
