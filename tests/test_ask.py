@@ -150,6 +150,23 @@ def test_scores_are_entries_of_the_fit(runs: dict[bool, Run], undirected: bool) 
     assert np.median(linked) > np.quantile(seen, 0.8)
 
 
+@pytest.mark.parametrize("options", [{"undirected": True, "freqs": "strongest:4"}, {"reduce": "decay:5"}])
+def test_scores_at_a_step_are_whole_with_factors(
+    edges: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    outputs = ("embedding", "trajectory", "factors") if "freqs" in options else ("embedding", "factors")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "PART_BYTES", 1 << 14)
+        patch.setattr(writer, "GROUP_ROWS", 100)
+        start_run(job(edges, tmp_path, outputs=outputs, keep_work=True, **options))
+    run, freqs = load_run(tmp_path), options.get("freqs", "all")
+    ids = ids_of(run)
+    model = Toffee(rank=8, freqs=freqs).fit(open_tensor(run.path / "work" / "ingest" / "tensor"))
+    i, j = np.random.default_rng(0).integers(len(ids), size=(2, 50))
+    scores = run.score([ids[a] for a in i], [ids[b] for b in j], at=7)
+    np.testing.assert_allclose(scores, model.score_pairs(i, j, step=7), atol=1e-4)
+
+
 def test_scores_survive_the_rotation_of_a_refresh(tmp_path: Path) -> None:
     data = write_days(tmp_path / "edges", 0, 30)
     options: dict[str, Any] = {"outputs": ("embedding", "trajectory"), "freqs": "all", "keep_work": True}
@@ -360,7 +377,7 @@ def test_what_cannot_be_asked(run: Run, runs: dict[bool, Run], edges: Path, tmp_
     start_run(job(edges, tmp_path / "decayed", reduce="decay:5"))
     decayed = load_run(tmp_path / "decayed")
     assert np.isfinite(decayed.score(["n00001"], ["n00002"])).all()
-    with pytest.raises(InputError, match="--reduce sum"):
+    with pytest.raises(InputError, match="--outputs factors"):
         decayed.score(["n00001"], ["n00002"], at=3)
     start_run(job(edges, tmp_path / "tsvd", model="tsvd", outputs=("embedding",)))
     with pytest.raises(InputError, match="no score of its own"):
