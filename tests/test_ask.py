@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,23 @@ def test_scores_are_entries_of_the_fit(runs: dict[bool, Run], undirected: bool) 
     assert np.median(linked) > np.quantile(seen, 0.8)
 
 
+@pytest.mark.parametrize("options", [{"undirected": True, "freqs": "strongest:4"}, {"reduce": "decay:5"}])
+def test_scores_at_a_step_are_whole_with_factors(
+    edges: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    outputs = ("embedding", "trajectory", "factors") if "freqs" in options else ("embedding", "factors")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "PART_BYTES", 1 << 14)
+        patch.setattr(writer, "GROUP_ROWS", 100)
+        start_run(job(edges, tmp_path, outputs=outputs, keep_work=True, **options))
+    run, freqs = load_run(tmp_path), options.get("freqs", "all")
+    ids = ids_of(run)
+    model = Toffee(rank=8, freqs=freqs).fit(open_tensor(run.path / "work" / "ingest" / "tensor"))
+    i, j = np.random.default_rng(0).integers(len(ids), size=(2, 50))
+    scores = run.score([ids[a] for a in i], [ids[b] for b in j], at=7)
+    np.testing.assert_allclose(scores, model.score_pairs(i, j, step=7), atol=1e-4)
+
+
 def test_scores_survive_the_rotation_of_a_refresh(tmp_path: Path) -> None:
     data = write_days(tmp_path / "edges", 0, 30)
     options: dict[str, Any] = {"outputs": ("embedding", "trajectory"), "freqs": "all", "keep_work": True}
@@ -178,7 +196,8 @@ def test_trajectory_of_a_node(run: Run, tmp_path: Path) -> None:
     assert len(rows) == run.n_steps
     np.testing.assert_allclose([float(row["v3"]) for row in rows], found.vectors[:, 3])
     assert rows[2]["start"] == run.grid.show(2)
-    found.write_png(tmp_path / "one.png")
+    odd = replace(found, node=nodes.Node(0, "漢字 é"))
+    odd.write_png(tmp_path / "one.png")
     with Image.open(tmp_path / "one.png") as image:
         assert image.format == "PNG"
         assert len(set(image.convert("RGB").resize((90, 52)).get_flattened_data())) > 5
@@ -307,8 +326,8 @@ def test_a_large_run_is_asked_in_little_time_and_memory(tmp_path: Path) -> None:
     found = run.neighbors("person-0123456")
     seconds = time.monotonic() - began
     assert found.height == 10
-    # A million nodes of rank 128 in a second would be a tenth of this on a quiet machine.
-    assert seconds < 3
+    # A hundred times what a quiet machine takes: this catches a search that lost its way, not noise.
+    assert seconds < 10
     tracemalloc.start()
     run.neighbors("person-0123456")
     peak = tracemalloc.get_traced_memory()[1]
@@ -316,7 +335,7 @@ def test_a_large_run_is_asked_in_little_time_and_memory(tmp_path: Path) -> None:
     assert peak < 30 * 2**20 < 200_000 * 64 * 4
     began = time.monotonic()
     assert nodes.suggest(run, "person-01234x6")[0] == "person-0123406"
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
 
 
 def test_integers_as_ids(tmp_path: Path) -> None:
@@ -348,7 +367,7 @@ def test_steps_and_moments(run: Run) -> None:
 
 def test_what_cannot_be_asked(run: Run, runs: dict[bool, Run], edges: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="metric"):
-        run.neighbors("n00001", metric="euclid")
+        run.neighbors("n00001", metric="euclid")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="at least 1"):
         run.neighbors("n00001", k=0)
     with pytest.raises(ConfigError, match="one space"):
@@ -358,7 +377,7 @@ def test_what_cannot_be_asked(run: Run, runs: dict[bool, Run], edges: Path, tmp_
     start_run(job(edges, tmp_path / "decayed", reduce="decay:5"))
     decayed = load_run(tmp_path / "decayed")
     assert np.isfinite(decayed.score(["n00001"], ["n00002"])).all()
-    with pytest.raises(InputError, match="--reduce sum"):
+    with pytest.raises(InputError, match="--outputs factors"):
         decayed.score(["n00001"], ["n00002"], at=3)
     start_run(job(edges, tmp_path / "tsvd", model="tsvd", outputs=("embedding",)))
     with pytest.raises(InputError, match="no score of its own"):

@@ -172,8 +172,12 @@ def test_what_is_refused(numbers: Run, tmp_path: Path) -> None:
         numbers.export("numpy", tmp_path / "there")
     with pytest.raises(ConfigError, match="mkdir"):
         numbers.export("numpy", tmp_path / "no" / "where")
-    with pytest.raises(InputError, match="no embedding_target"):
-        numbers.export("numpy", tmp_path / "x", role="target")
+    with pytest.raises(ConfigError, match="role"):
+        numbers.export("numpy", tmp_path / "x", role="both")
+    # Both roles of an undirected graph are the same.
+    numbers.export("numpy", tmp_path / "x", role="target")
+    vectors = np.load(tmp_path / "x" / "vectors.npy", allow_pickle=False)
+    np.testing.assert_array_equal(vectors, numbers.embedding.numpy())
     done = CliRunner().invoke(
         cli, ["export", str(numbers.path), "--format", "numpy", "--to", str(tmp_path / "m"), "--json"]
     )

@@ -27,8 +27,8 @@ _role = click.option(
 
 
 def _table(frame: Any) -> str:
-    """Return rows as aligned text: ids first, numbers with four digits."""
-    rows = [[f"{v:.4f}" if isinstance(v, float) else str(v) for v in row] for row in frame.iter_rows()]
+    """Return rows as aligned text: ids first, numbers with four significant digits."""
+    rows = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row] for row in frame.iter_rows()]
     rows = [list(frame.columns), *rows]
     widths = [max(len(row[c]) for row in rows) for c in range(len(frame.columns))]
     return "\n".join(

@@ -25,7 +25,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from toffee_dist.ask.nodes import find_nodes, find_step
+from toffee_dist.ask.neighbors import choose_output
+from toffee_dist.ask.nodes import find_nodes
 from toffee_dist.ask.vectors import Block, Vectors, find_blocks, map_blocks, read_nodes
 from toffee_dist.errors import ConfigError, InputError
 from toffee_dist.store import replacing
@@ -101,8 +102,7 @@ def export_run(
         )
     if form == "duckdb":
         return _write_duckdb(run, to)
-    step = None if at is None else find_step(run.grid, at)
-    output = "trajectory" if at is not None else "embedding" if role == "source" else "embedding_target"
+    output, step = choose_output(run, at, role)
     getattr(run, output)  # An output that the run lacks is refused before anything is written.
     return _WRITERS[form](Selection(run, output, step), to)
 

@@ -23,6 +23,7 @@ from toffee_dist.timegrid import TimeGrid
 
 if TYPE_CHECKING:
     from toffee_dist.ask import NodeTrajectory, Rhythm
+    from toffee_dist.ask.neighbors import Metric, Role
 
 
 @dataclass(frozen=True)
@@ -229,11 +230,20 @@ class Run:
         path = self.path / "factors" / (name if name.startswith("A") else f"{name}.parquet")
         return Table(path, shapes[name])
 
-    def neighbors(self, node: object, k: int = 10, **options: Any) -> pl.DataFrame:
-        """Return the k nearest nodes of a node; see `ask.neighbors` for ``at``, ``metric`` and ``role``."""
+    def neighbors(
+        self,
+        node: object,
+        k: int = 10,
+        *,
+        at: int | str | None = None,
+        metric: Metric = "cosine",
+        role: Role | None = None,
+        space: str | None = None,
+    ) -> pl.DataFrame:
+        """Return the k nearest nodes of a node, over all time or at a step or moment; see `ask.neighbors`."""
         from toffee_dist import ask
 
-        return ask.neighbors(self, node, k, **options)
+        return ask.neighbors(self, node, k, at=at, metric=metric, role=role, space=space)
 
     def trajectory_of(self, node: object, space: str | None = None) -> NodeTrajectory:
         """Return one node over time: its vectors, their lengths, plots of them."""
@@ -261,11 +271,13 @@ class Run:
 
         return ask.build_index(self)
 
-    def export(self, form: str, to: Path | str, **options: Any) -> list[Path]:
+    def export(
+        self, form: str, to: Path | str, *, at: int | str | None = None, role: str = "source"
+    ) -> list[Path]:
         """Hand the vectors on to another program; see `export.export_run`."""
         from toffee_dist.export import export_run
 
-        return export_run(self, form, Path(to), **options)
+        return export_run(self, form, Path(to), at=at, role=role)
 
     def _table(self, output: str, *shape: int) -> Table:
         self._check(output)

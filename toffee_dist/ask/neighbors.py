@@ -57,7 +57,7 @@ def neighbors(
     if metric not in get_args(Metric):
         raise ConfigError("metric", got=repr(metric), allowed="cosine, dot", remedy="Choose one of them.")
     found = find_node(run, node, space)
-    output, step = _choose_output(run, at, role or found.space or "source")
+    output, step = choose_output(run, at, role or found.space or "source")
     query = read_nodes(run, output, [found.row], step)[0]
     if not query.any():
         raise InputError(
@@ -70,7 +70,8 @@ def neighbors(
     return describe_rows(run, rows, similarity=scores)
 
 
-def _choose_output(run: Run, at: int | str | None, role: str) -> tuple[str, int | None]:
+def choose_output(run: Run, at: int | str | None, role: str) -> tuple[str, int | None]:
+    """Return which output holds the vectors of a role, and of which step."""
     if role not in get_args(Role):
         raise ConfigError("role", got=repr(role), allowed="source, target", remedy="Choose one of them.")
     if at is not None:

@@ -3,10 +3,11 @@
 With M_0 = U S Vᵀ and the published E = U·S^{2/3}·Q, F = V·S^{2/3}·Q (Q: the rotation of a refresh, else I):
 
     summed over time    M_0(i,j)   = E_i Qᵀ diag(S^{−1/3}) Q F_jᵀ
-    at one step         x̂_ij(t)    = Z_i(t) Qᵀ diag(S^{−2/3}) Q F_jᵀ     Z(t) = irfft(M_k V) Q, the trajectory
+    at one step         Z_i(t)·V_j = Z_i(t) Qᵀ diag(S^{−2/3}) Q F_jᵀ     Z(t) = irfft(M_k V) Q, the trajectory
 
 S^{2/3} are the lengths of the columns of E·Qᵀ. Of an undirected graph V is U with the signs of the
-eigenvalues, which fold.npy holds. At a step this is the fit seen through the common basis, M_k V Vᵀ.
+eigenvalues, which fold.npy holds. At a step this is the fit seen through the common basis, M_k V Vᵀ. A run
+with the output factors has the whole fit: x̂_ij(t) = irfft over k of A_k(i) R_k A_k(j)ᴴ.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toffee_dist.ask.nodes import find_nodes, find_step
-from toffee_dist.ask.vectors import Block, find_blocks, map_blocks, read_nodes
+from toffee_dist.ask.vectors import Block, find_blocks, map_blocks, read_all_of, read_nodes
 from toffee_dist.errors import InputError
+from toffee_dist.spectrum import count_freqs, inverse_transform
 from toffee_dist.tasks import FOLD, ROTATION
 
 if TYPE_CHECKING:
     from toffee_dist.run import Run
 
-# Pairs whose vectors are in memory at once.
+# Pairs whose vectors are in memory at once, and bytes of factors.
 BATCH = 1 << 16
+FACTOR_BYTES = 128 * 2**20
 
 Floats = NDArray[np.float64]
 
@@ -39,7 +42,7 @@ def score_pairs(
     Parameters
     ----------
     run
-        A run of the model toffee in the canonical gauge; with ``at``, one with a trajectory.
+        A run of the model toffee in the canonical gauge; with ``at``, one with factors or a trajectory.
     sources, targets
         Ids, of equal lengths.
     at
@@ -53,28 +56,59 @@ def score_pairs(
             remedy="Give one target for each source.",
         )
     step = None if at is None else find_step(run.grid, at)
-    _check_run(run, step)
     spaces = ("source", "target") if run.manifest["config"]["bipartite"] else (None, None)
+    i, j = (
+        [node.row for node in find_nodes(run, names, space)]
+        for names, space in zip((sources, targets), spaces, strict=True)
+    )
+    if step is not None and "factors/A_freq" in run.manifest["outputs"]:
+        return _score_by_factors(run, i, j, step)
+    return _score_by_vectors(run, i, j, step)
+
+
+def _score_by_factors(run: Run, i: list[int], j: list[int], step: int) -> Floats:
+    """Return x̂_ij(t) of the frequencies that the trajectory has, or of all of them."""
+    freqs = list(range(count_freqs(run.n_steps)))
+    if "trajectory" in run.manifest["outputs"]:
+        freqs = run.frequencies.polars().filter("chosen").collect()["k"].to_list()
+    table = run.factors("A_freq")
+    R = run.factors("R_freq").numpy().reshape(-1, run.rank, run.rank)[freqs]
+
+    def read(rows: list[int]) -> NDArray[Any]:
+        real, imag = (read_all_of(table, rows, column)[:, freqs] for column in ("real", "imag"))
+        return np.asarray(real + 1j * imag)
+
+    out = np.empty(len(i))
+    size = max(1, FACTOR_BYTES // (64 * count_freqs(run.n_steps) * run.rank))
+    for start in range(0, len(i), size):
+        part = slice(start, start + size)
+        left = np.einsum("pkr,krs->pks", read(i[part]), R)
+        hat = np.einsum("pks,pks->kp", left, read(j[part]).conj())
+        out[part] = inverse_transform(hat, freqs, run.n_steps, [step])[0]
+    return out
+
+
+def _score_by_vectors(run: Run, i: list[int], j: list[int], step: int | None) -> Floats:
+    _check_run(run, step)
     core = _core(run, power=1 / 3 if step is None else 2 / 3)
     left, right = ("embedding" if step is None else "trajectory"), "embedding"
     if run.manifest["directed"]:
         right = "embedding_target"
-    out = np.empty(len(sources))
-    for start in range(0, len(sources), BATCH):
+    out = np.empty(len(i))
+    for start in range(0, len(i), BATCH):
         part = slice(start, start + BATCH)
-        i, j = (
-            [node.row for node in find_nodes(run, names[part], space)]
-            for names, space in zip((sources, targets), spaces, strict=True)
-        )
-        E = read_nodes(run, left, i, step).astype(np.float64)
-        F = read_nodes(run, right, j).astype(np.float64)
+        E = read_nodes(run, left, i[part], step).astype(np.float64)
+        F = read_nodes(run, right, j[part]).astype(np.float64)
         out[part] = np.einsum("pr,pr->p", E @ core, F)
     return out
 
 
 def _check_run(run: Run, step: int | None) -> None:
     config = run.manifest["config"]
-    if config["gauge"] != "canonical" or config["model"] not in ("toffee", "toffee-"):
+    for output in ("embedding", *(["trajectory"] if step is not None else [])):
+        getattr(run, output)  # refused where the run lacks it
+    # Only runs whose vectors are those of a solved zero slice have the file.
+    if not (run.path / FOLD).exists():
         raise InputError(
             "this run has no score of its own",
             got=f"model {config['model']}, gauge {config['gauge']}",
@@ -86,7 +120,7 @@ def _check_run(run: Run, step: int | None) -> None:
             "score at a step",
             got=f"a run with reduce {config['reduce']}",
             allowed="reduce sum, whose embedding is in the basis of the trajectory",
-            remedy="Leave --at out, or embed again with --reduce sum.",
+            remedy="Leave --at out, or embed again with --reduce sum or --outputs factors.",
         )
 
 

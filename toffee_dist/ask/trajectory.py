@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from toffee_dist.ask.nodes import Node, find_node
 from toffee_dist.ask.plot import Panel, draw_image, draw_text
-from toffee_dist.ask.vectors import read_steps
+from toffee_dist.ask.vectors import read_all_of
 from toffee_dist.store import replacing
 from toffee_dist.timegrid import TimeGrid
 
@@ -80,4 +80,4 @@ class NodeTrajectory:
 def read_trajectory(run: Run, node: object, space: str | None = None) -> NodeTrajectory:
     """Return the trajectory of one node, from a run with that output."""
     found = find_node(run, node, space)
-    return NodeTrajectory(found, run.grid, read_steps(run, found.row))
+    return NodeTrajectory(found, run.grid, read_all_of(run.trajectory, [found.row])[0])

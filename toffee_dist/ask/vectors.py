@@ -98,14 +98,14 @@ class GroupBlock:
         """The node after the last."""
         return -((self.step - self.end) // self.n_steps)
 
-    def read(self) -> Vectors:
-        """Decode the row group, and keep the rows of the step."""
+    def read(self, column: str | None = None) -> Vectors:
+        """Decode the row group, and keep the rows of the step; of the first column of vectors, or a named."""
         try:
             with self.path.open("rb") as source:
                 file = pq.ParquetFile(source)
-                name = _vector_column(file)
-                column = file.read_row_group(self.group, columns=[name], use_threads=False)[name]
-                vectors = column.combine_chunks().flatten().to_numpy().reshape(self.end - self.start, -1)
+                name = column or _vector_column(file)
+                values = file.read_row_group(self.group, columns=[name], use_threads=False)[name]
+                vectors = values.combine_chunks().flatten().to_numpy().reshape(self.end - self.start, -1)
         except (OSError, ValueError, pa.ArrowException) as error:
             raise _damaged(self.path, error) from None
         rows = slice(self.first * self.n_steps + self.step - self.start, None, self.n_steps)
@@ -193,14 +193,25 @@ def read_nodes(run: Run, output: str, rows: Any, step: int | None = None) -> Vec
     return np.empty((0, 0)) if out is None else out[where]
 
 
-def read_steps(run: Run, row: int) -> Vectors:
-    """Return the vectors of one node over time, (steps, rank): they are neighbours in one part."""
-    first, stop = row * run.n_steps, (row + 1) * run.n_steps
-    parts = []
-    for group in _groups(run.trajectory.files, 0, 1):
-        if group.end > first and group.start < stop:
-            parts.append(group.read()[max(first - group.start, 0) : stop - group.start])
-    return np.concatenate(parts)
+def read_all_of(table: Table, rows: Any, column: str = "embedding") -> Vectors:
+    """Return all that a table over steps or frequencies has of some nodes, (len(rows), each, length).
+
+    What a node has is in neighbouring rows, so few row groups are read.
+    """
+    wanted, where = np.unique(np.asarray(rows, dtype=np.int64), return_inverse=True)
+    each = table.shape[1]
+    out: Vectors | None = None
+    for group in _groups(table.files, 0, 1):
+        lowest, highest = np.searchsorted(wanted, [group.start // each, -(-group.end // each)])
+        if lowest == highest:
+            continue
+        vectors = group.read(column)
+        out = np.empty((len(wanted), each, vectors.shape[1]), vectors.dtype) if out is None else out
+        for at in range(lowest, highest):
+            begin = wanted[at] * each
+            first, stop = max(begin, group.start), min(begin + each, group.end)
+            out[at, first - begin : stop - begin] = vectors[first - group.start : stop - group.start]
+    return np.empty((0, each, 0)) if out is None else out[where]
 
 
 def build_index(run: Run) -> list[Path]:
