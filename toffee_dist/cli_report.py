@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 
-@click.command("report")
+@click.command("report", short_help="Draw the page of a run again")
 @click.argument("path", metavar="RUN")
 @click.option("--to", metavar="FILE", help="Where it goes; default: report.html beside the run's vectors.")
 @click.option(
