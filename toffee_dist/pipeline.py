@@ -36,6 +36,7 @@ from toffee_dist.slices import HELD, MODEL, REDUCED, array_path, is_finished, sl
 from toffee_dist.sources import find_files, fingerprint
 from toffee_dist.spectrum import count_freqs
 from toffee_dist.store import (
+    LATEST,
     RunFolder,
     copy_tree,
     new_run,
@@ -466,6 +467,7 @@ class _Job:
                 [drift.KeepTask(str(self.run.path), tuple(names), self.warm)],
             )
         reasons = self.judge()
+        self.check_place()
         self.outcome.figures["peak_bytes"] = runtime.peak_bytes(self.client)
         manifest = {
             "state": "rejected" if reasons else "published",
@@ -508,6 +510,21 @@ class _Job:
             self.progress.say(f"no report: {problem} (toffee report {self.run.path} tries again)")
         else:
             self.outcome.figures["report"] = REPORT
+
+    def check_place(self) -> None:
+        """Raise where another run was published since this one began: it must not be replaced unseen."""
+        if self.night is None:
+            return
+        pointer = self.run.out / LATEST
+        now = str(read_json(pointer)["run_id"]) if pointer.exists() else ""
+        then = self.night.following.previous.rpartition("/")[2]
+        if then and now != then:
+            raise UnfinishedError(
+                "another run was published meanwhile",
+                got=f"{now or 'none'}",
+                allowed=f"{then}, which this run follows",
+                remedy="Was its lock lost? toffee refresh makes one that follows the new run.",
+            )
 
     def judge(self) -> list[str]:
         """Measure how far this run is from those before it; return why it must not be published, if so."""
