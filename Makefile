@@ -6,19 +6,28 @@ BIN := $(VENV)/bin
 include deploy/worker.env
 export
 
-.PHONY: setup demo test lint types check benchmarks paper clean
+.PHONY: setup demo screenshot test lint types check benchmarks paper clean cluster-test deploy-setup deploy-test lock audit oldest-test
 
 setup: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml
+# What runs; `make demo` does without the tools of developers.
+$(VENV)/.ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "toffee_dist needs Python 3.11 or newer; try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-demo: setup
+demo: $(VENV)/.ready
 	$(BIN)/python jobs/demo.py
+
+# The picture of the README; needs Chromium and its driver.
+screenshot: setup
+	$(BIN)/python -m tests.browser docs/report.png
 
 lint: setup
 	$(BIN)/ruff check .
@@ -31,6 +40,39 @@ check: lint types
 
 test: check
 	$(BIN)/python -m pytest
+
+# Several hosts with TLS on this machine, storage on S3, one of them cut off: see deploy/hosts.py.
+cluster-test: setup
+	$(BIN)/python -m pytest tests/test_hosts.py tests/test_leaving.py
+
+# Every file of deploy/, with the packages that carry the schemas of Kubernetes and the Dask operator.
+deploy-setup: $(VENV)/.deploy
+
+deploy-test: deploy-setup
+	$(BIN)/python -m pytest tests/test_deploy.py
+
+$(VENV)/.deploy: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,deploy]'
+	@touch $@
+
+# What the image installs, each file with its hash; where it comes from is for the one who installs.
+lock: deploy-setup
+	$(BIN)/pip-compile --quiet --upgrade --extra s3 --generate-hashes --allow-unsafe --all-build-deps --strip-extras \
+	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header \
+	  --output-file deploy/requirements.lock pyproject.toml
+
+audit: deploy-setup
+	.ci/audit $(BIN)
+
+# The oldest versions that pyproject.toml allows, in an environment of their own; takes minutes, not part of CI.
+OLDEST := .venv-oldest
+oldest-test:
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -c deploy/oldest.txt \
+	  -e . pytest pytest-timeout hypothesis pandas
+	$(OLDEST)/bin/python -m pytest -W default -o addopts="--strict-markers" \
+	  tests/test_solvers.py tests/test_spectrum.py tests/test_tensor.py tests/test_edges.py tests/test_pipeline.py \
+	  tests/test_refresh.py tests/test_tls.py tests/test_stall.py
 
 # The paper's Table 2 on ../shared/data, side by side with the paper's numbers.
 paper: setup
@@ -49,4 +91,4 @@ benchmarks: setup
 	$(BIN)/python benchmarks/future.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -168,6 +168,7 @@ def job(edges: Path, out: Path, **options: Any) -> JobConfig:
         "mode": "threads",
         "workers": 1,
         "wait": 30.0,
+        "report": False,
     }
     return JobConfig.read(settings | options)
 

@@ -164,12 +164,10 @@ def zero_slice_svd(X: Array, rank: int) -> tuple[Array, Array, Array]:
 
 
 def misfit(now: Array, before: Array, weights: Array, Q: Array) -> float:
-    """Σ_i w_i ‖x_i Q − y_i‖² over the directions of nodes that have one in both."""
-    total = 0.0
-    for x, y, w in zip(now, before, weights, strict=True):
-        if np.linalg.norm(x) > 0 and np.linalg.norm(y) > 0:
-            total += w * np.linalg.norm(x / np.linalg.norm(x) @ Q - y / np.linalg.norm(y)) ** 2
-    return total
+    """Σ_i w_i ‖x_i Q − y_i‖²."""
+    return sum(
+        float(w * np.linalg.norm(x @ Q - y) ** 2) for x, y, w in zip(now, before, weights, strict=True)
+    )
 
 
 def neighbours(E: Array, row: int, k: int) -> set[int]:
@@ -177,3 +175,52 @@ def neighbours(E: Array, row: int, k: int) -> set[int]:
     cosines = [float(E[row] @ e / np.linalg.norm(E[row]) / np.linalg.norm(e)) for e in E]
     cosines[row] = -np.inf
     return set(np.argsort(cosines)[::-1][:k].tolist())
+
+
+def principal_plane(vectors: Any) -> tuple[Any, Any]:
+    """Coordinates on the two leading principal axes, and their shares of the variance: by SVD."""
+    centred = vectors - vectors.mean(axis=0)
+    U, S, _ = np.linalg.svd(np.pad(centred, [(0, 2), (0, 2)]), full_matrices=False)
+    total = np.square(S).sum()
+    return (U * S)[: len(vectors), :2], np.square(S[:2]) / total if total > 0 else np.zeros(2)
+
+
+def unit_paths(trajectories: Any) -> Any:
+    """Trajectories (T, p, r) as (p, T, r), each divided by its root mean square length."""
+    paths = []
+    for path in np.swapaxes(trajectories, 0, 1):
+        lengths = [sum(float(value) ** 2 for value in vector) for vector in path]
+        paths.append(path / np.sqrt(sum(lengths) / len(lengths)))
+    return np.array(paths)
+
+
+def peaks(heights: list[float]) -> list[int]:
+    """Frequencies 1 … whose height is at least six and above both neighbours', highest first, six at most."""
+    found = []
+    for at, height in enumerate(heights):
+        beside = heights[max(at - 1, 0) : at] + heights[at + 1 : at + 2]
+        if height >= 6 and all(height > other for other in beside):
+            found.append((-height, at + 1))
+    return [k for _, k in sorted(found)[:6]]
+
+
+def histogram(values: list[float], bins: int, low: float, high: float) -> list[int]:
+    """How many values are in each of some equal bins; the last one holds its upper end."""
+    counts = [0] * bins
+    for value in values:
+        counts[min(int((value - low) / (high - low) * bins), bins - 1)] += 1
+    return counts
+
+
+def neighbors(vectors: Array, row: int, k: int, metric: str) -> list[tuple[int, float]]:
+    """Rows and similarities of the k vectors nearest to one of them, by a loop; equal ones by row."""
+    query = vectors[row].astype(np.float64)
+    found = []
+    for i, vector in enumerate(vectors.astype(np.float64)):
+        if i == row or not vector.any():
+            continue
+        product = float((vector * query).sum())
+        if metric == "cosine":
+            product /= float(np.linalg.norm(vector) * np.linalg.norm(query))
+        found.append((i, product))
+    return sorted(found, key=lambda pair: (-round(pair[1], 12), pair[0]))[:k]

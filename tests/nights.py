@@ -48,5 +48,6 @@ def night(edges: Path, out: Path, **options: Any) -> RefreshConfig:
         "mode": "threads",
         "workers": 1,
         "wait": 30.0,
+        "report": False,
     }
     return RefreshConfig.read(settings | options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +14,11 @@ import psutil
 import pytest
 
 from tests.clusters import job, write_edges
+from tests.nights import DAY, FIRST, night, write_day
 from toffee_dist.pipeline import start_run
+from toffee_dist.plan import Shape, make_plan
+from toffee_dist.refresh import refresh
+from toffee_dist.timegrid import TimeGrid
 
 pytestmark = pytest.mark.slow
 
@@ -68,6 +73,29 @@ MANY_SLICES = {"nodes": 20_000, "events": 100_000, "days": 15, "rank": 64, "outp
 def test_peak_is_below_the_projection(tmp_path: Path, shape: dict[str, Any]) -> None:
     peak, projected = peak_and_projection(tmp_path, **shape)
     assert peak <= projected <= 2 * peak
+
+
+def test_peak_of_a_refresh_is_below_the_projection(tmp_path: Path) -> None:
+    edges = tmp_path / "edges"
+    for day in range(8):
+        write_day(edges, day, nodes=60_000, events=80_000)
+    for day in (7, 8):
+        options = {"last": "7d", "rank": 48, "mode": "processes", "as_of": str(FIRST + day * DAY)}
+        config = night(edges, tmp_path / "out", **options)
+        with watching() as peaks:
+            done = refresh(config)
+        folder = tmp_path / "out" / "runs" / done.run
+        projected = make_plan(shape_of(folder), config).worker_bytes()
+        assert max(peaks.values()) <= projected <= 2 * max(peaks.values())
+
+
+def shape_of(run: Path) -> Shape:
+    manifest = json.loads((run / "manifest.json").read_text())
+    counts = {name: manifest["summary"][name] for name in ("nodes", "pairs", "entries", "rows")}
+    n_steps = TimeGrid.from_json(manifest["grid"]).n_steps
+    return Shape(
+        counts["nodes"], n_steps, counts["pairs"], counts["entries"], True, counts["rows"], exact=True
+    )
 
 
 def test_steps_cost_no_memory(tmp_path: Path) -> None:

@@ -13,14 +13,16 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from click.testing import CliRunner
 
 from tests.nights import DAY, FIRST, night, write_day, write_days
-from toffee_dist import load_run
+from toffee_dist import drift, load_run
 from toffee_dist.align import row_cosines
+from toffee_dist.cli import cli
 from toffee_dist.errors import ConfigError, InputError, QualityError, UnfinishedError
 from toffee_dist.operations import describe_runs, hold_lock, roll_back
 from toffee_dist.refresh import find_window, refresh
-from toffee_dist.store import find_run, list_runs
+from toffee_dist.store import find_run, find_unfinished, list_runs
 from toffee_dist.timegrid import TimeScale
 
 
@@ -398,3 +400,78 @@ def test_the_job_of_the_scheduler(edges: Path, tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert word in done.stdout + done.stderr
     assert done.returncode == 3
+
+
+def test_nodes_unseen_for_long_are_kept_marked_and_forgotten(tmp_path: Path) -> None:
+    edges = write_days(tmp_path / "edges", 0, 60)
+    # Four nodes that only the first days know; two of them come first in the order of ids.
+    gone = ["a-first", "a-second", "n00100x", "z-last"]
+    rng = np.random.default_rng(0)
+    pl.DataFrame(
+        {
+            "source": gone * 10,
+            "target": [f"n{v:05d}" for v in rng.integers(240, size=40)],
+            "time": [FIRST + 3 * DAY] * 40,
+        }
+    ).write_parquet(edges / "extra.parquet")
+    outs = {}
+    for name, expire in (("keep", None), ("forget", "40d")):
+        out = outs[name] = tmp_path / name
+        for day in (28, 38, 50, 51):
+            done = refresh(night(edges, out, as_of=str(FIRST + day * DAY), expire=expire))
+            if day == 38:
+                # Out of the window: marked, and its last moment is still known.
+                nodes = load_run(out).nodes.polars().collect().filter(pl.col("node_id").is_in(gone))
+                assert nodes["degree"].to_list() == [0] * 4
+                assert nodes["last_step"].null_count() == 4
+                assert nodes["last_seen"].dt.epoch("s").to_list() == [FIRST + 3 * DAY] * 4
+            if day == 50 and expire:
+                assert done.to_json()["expired"] == 4
+            assert done.manifest["refresh"]["cold"] == "" or day == 28
+            if day > 28:
+                # Rows of both nights are the same nodes, also where rows moved up.
+                assert min(found["cosine"]["p50"] for found in done.manifest["refresh"]["drift"]) > 0.9
+                assert done.manifest["refresh"]["links"]["now"] > 0.8
+        assert done.manifest["refresh"]["expired"] == (4 if expire else 0)
+        assert done.to_json()["warm_slices"] == 1
+    kept, forgot = (load_run(outs[name]) for name in ("keep", "forget"))
+    ids = kept.nodes.polars().collect()["node_id"]
+    alive = ~ids.is_in(gone)
+    assert forgot.nodes.polars().collect()["node_id"].to_list() == ids.filter(alive).to_list()
+    np.testing.assert_allclose(
+        forgot.embedding.numpy(),
+        kept.embedding.numpy()[alive.to_numpy()],
+        atol=2e-2 * kept.embedding.numpy().max(),
+    )
+    # A run from before is no reference any more, unless the chain has carried it along.
+    first, second = (run.run_id for run in list_runs(outs["forget"])[:2])
+    config = night(edges, outs["forget"], as_of=str(FIRST + 52 * DAY), expire="40d")
+    with pytest.raises(ConfigError, match="nodes were forgotten"):
+        refresh(config.model_copy(update={"reference": second}))
+    assert refresh(config.model_copy(update={"reference": first})).state == "published"
+    with pytest.raises(ConfigError, match="at least 28d"):
+        refresh(config.model_copy(update={"expire": "7d"}))
+
+
+def test_resume_of_a_night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edges, out = write_days(tmp_path / "edges", 0, 31), tmp_path / "out"
+    for day in (28, 29):
+        refresh(night(edges, out, as_of=str(FIRST + day * DAY)))
+    with monkeypatch.context() as patch:
+        patch.setattr(drift, "measure_drift", _fail)
+        with pytest.raises(UnfinishedError):
+            refresh(night(edges, out, as_of=str(FIRST + 30 * DAY)))
+    cut, other = find_unfinished(out), load_run(out).path.name
+    # After a rollback it follows a run that is not published: it must not take the place of the one that is.
+    roll_back(out)
+    refused = CliRunner().invoke(cli, ["resume", str(out)])
+    assert isinstance(refused.exception, InputError)
+    assert "of an earlier night" in str(refused.exception)
+    roll_back(out, other)
+    done = CliRunner().invoke(cli, ["resume", str(out), "--json"], catch_exceptions=False)
+    assert json.loads(done.stdout.splitlines()[-1])["run"] == cut.run_id == load_run(out).path.name
+    assert not (out / "refresh.lock").exists()
+
+
+def _fail(task: Any) -> Any:
+    raise OSError(5, "disk gone")

@@ -31,9 +31,11 @@ def last_line(output: str) -> Any:
 
 def test_demo_finds_what_was_planted(tmp_path: Path) -> None:
     output = run("jobs/demo.py", str(tmp_path / "demo"))
-    assert "every 7 days" in output
-    assert "every 1 days" in output
+    assert "every 7.0 days" in output
+    assert "every 24.0 hours" in output
     assert "1.00 from its vector then" in output
+    assert (load_run(tmp_path / "demo" / "vectors").path / "report.html").exists()
+    assert "report.html (open it in a browser)" in output
     # A second time it replaces the first; a folder of something else it leaves alone.
     run("jobs/demo.py", str(tmp_path / "demo"))
     (tmp_path / "other").mkdir()

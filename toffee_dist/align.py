@@ -7,7 +7,11 @@ vectors:
 
     Q = argmin Σ_i w_i ‖x_i Q − y_i‖² over orthogonal Q = P Wᵀ,   Σ_i w_i x_iᵀ y_i = P Σ Wᵀ
 
-x_i, y_i are the directions (unit vectors) of a node tonight and before, so that no hub decides alone.
+x_i, y_i are a node's vectors tonight and before, w_i is 1 for nodes with edges on both nights. Well-connected
+nodes have long vectors and count most. Measured over 30 nights (the generated stream, mathoverflow by weeks,
+email by days): with directions instead of vectors a median cosine is 0.002 to 0.006 higher, but a classifier
+of night 1 falls from 0.84 to 0.77 on the stream's last night; elsewhere they are level.
+
 Everything here is sums over blocks of nodes: no array is ever as long as the graph.
 """
 
@@ -45,10 +49,10 @@ def row_cosines(E: Tall, F: Tall) -> Floats:
 
 
 def degree_weights(before: NDArray[np.integer], now: NDArray[np.integer]) -> Floats:
-    """Return the weight of each node in the alignment: log(1 + the smaller of its two degrees).
+    """Return how far each node's move can be trusted: log(1 + the smaller of its two degrees).
 
-    A node that is well connected on both nights has a direction that can be trusted; one that has no edge
-    on either of them has none, and counts nothing.
+    A node that is well connected on both nights has a direction; one that has no edge on either of them has
+    none, and counts nothing.
     """
     return np.asarray(np.log1p(np.minimum(before, now)), dtype=np.float64)
 
@@ -73,11 +77,11 @@ class Alignment:
 
     def add(self, now: Tall, before: Tall, weights: Floats) -> None:
         """Take in some shared nodes: their vectors tonight and before, and their weights."""
-        X, Y = unit_rows(now), unit_rows(before)
-        counts = (weights > 0) & np.any(X, axis=1) & np.any(Y, axis=1)
-        self.cross += X.T @ (Y * np.where(counts, weights, 0.0)[:, None])
-        self.nodes += int(counts.sum())
-        self.weight += float(weights[counts].sum())
+        X, Y = (np.asarray(E, dtype=np.float64) for E in (now, before))
+        lengths = weights * np.linalg.norm(X, axis=1) * np.linalg.norm(Y, axis=1)
+        self.cross += X.T @ (Y * weights[:, None])
+        self.nodes += int((lengths > 0).sum())
+        self.weight += float(lengths.sum())
 
     def rotation(self) -> Small:
         """Return Q, r×r, orthogonal: tonight's vectors times Q are nearest to those before.
@@ -86,12 +90,12 @@ class Alignment:
         zero) stay as they are as far as an orthogonal Q can: with no shared node at all Q is the identity.
         """
         # A grain of the identity decides what the data leave open, and nothing else.
-        grain = 1e-12 * max(self.weight, 1.0)
+        grain = 1e-12 * (self.weight or 1.0)
         P, _, Wt = np.linalg.svd(self.cross + grain * np.eye(self.rank))
         return np.asarray(P @ Wt)
 
     def fit(self, Q: Small) -> float:
-        """Return the weighted mean cosine of the shared nodes after the rotation: 1 is no change at all."""
+        """Return the mean cosine of the shared nodes after the rotation, by length: 1 is no change at all."""
         return float(np.vdot(Q, self.cross) / self.weight) if self.weight else float("nan")
 
 

@@ -102,7 +102,10 @@ def _as_files(data: Any, path: Path) -> tuple[str, ...]:
         frame = data.collect() if isinstance(data, pl.LazyFrame) else pl.DataFrame(data)
     except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
         raise InputError(
-            "cannot read this frame", got=str(error), allowed="a pandas, polars or Arrow frame"
+            "cannot read this frame",
+            got=str(error),
+            allowed="a pandas, polars or Arrow frame",
+            remedy="Pass a frame with columns source, target and time, or write it to a file.",
         ) from None
     with replacing(path) as temporary:
         frame.write_parquet(temporary)

@@ -12,23 +12,21 @@ from typing import Any
 
 import click
 
+from toffee_dist.cli_ask import ASK_COMMANDS
 from toffee_dist.cli_evaluate import evaluate_command
+from toffee_dist.cli_help import Sections, completion_command, narrow_terminal
 from toffee_dist.cli_refresh import REFRESH_COMMANDS
+from toffee_dist.cli_report import report_command
 from toffee_dist.config import EdgeSettings, JobConfig, ModelSettings, RuntimeSettings
 from toffee_dist.errors import ToffeeError
 from toffee_dist.options import config_options
 from toffee_dist.progress import choose_progress
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=Sections, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="toffee_dist", prog_name="toffee")
 def cli() -> None:
-    """Embeddings of temporal graphs, as batch jobs on Dask.
-
-    \b
-    Exit codes: 0 done, 2 bad usage or configuration, 3 bad input, 4 refused for memory or storage,
-    5 not finished but resumable (interrupted, cluster lost, disk full), 6 not fit to be published.
-    """
+    """Vectors for the nodes of a graph that changes in time, as batch jobs on Dask."""
 
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON line.")
@@ -41,7 +39,7 @@ class IngestSettings(EdgeSettings, RuntimeSettings):
     out: str = ""
 
 
-@cli.command("ingest")
+@cli.command("ingest", short_help="Only read edges, into a staged tensor")
 @_inputs
 @click.option("--out", metavar="DIR", help="Where the result goes; must not exist yet.")
 @config_options(EdgeSettings, RuntimeSettings, without=("memory",))
@@ -66,13 +64,18 @@ def ingest_command(inputs: tuple[str, ...], config: str | None, as_json: bool, *
         raise click.UsageError("Missing option '--out'.")
     progress = choose_progress()
     with open_cluster(settings) as client, progress.stage("ingest") as done:
-        result = ingest(edges, settings.out, runner(client, wait=settings.wait, done=done), progress.say)
+        result = ingest(
+            edges,
+            settings.out,
+            runner(client, wait=settings.wait, stall=settings.stall, done=done),
+            progress.say,
+        )
     click.echo(
         json.dumps({"out": str(result.folder), **asdict(result.summary)}) if as_json else describe(result)
     )
 
 
-@cli.command("plan")
+@cli.command("plan", short_help="Say what embed would take; solves nothing")
 @_inputs
 @config_options(EdgeSettings, ModelSettings, RuntimeSettings)
 @_json
@@ -94,7 +97,9 @@ def plan_command(inputs: tuple[str, ...], config: str | None, as_json: bool, **o
     progress = choose_progress(quiet=as_json)
     with open_cluster(settings) as client, progress.stage("scan") as done:
         found = estimate(
-            settings.ingest_config(), runner(client, wait=settings.wait, done=done), progress.say
+            settings.ingest_config(),
+            runner(client, wait=settings.wait, stall=settings.stall, done=done),
+            progress.say,
         )
     shape = Shape(
         found.nodes,
@@ -109,7 +114,7 @@ def plan_command(inputs: tuple[str, ...], config: str | None, as_json: bool, **o
     click.echo(json.dumps(plan_json(plan)) if as_json else describe_plan(plan))
 
 
-@cli.command("embed")
+@cli.command("embed", short_help="Read edges and publish vectors: the whole job")
 @_inputs
 @config_options(JobConfig)
 @_json
@@ -128,7 +133,7 @@ def embed_command(inputs: tuple[str, ...], config: str | None, as_json: bool, **
     _show(start_run(settings, choose_progress(quiet=as_json)), as_json)
 
 
-@cli.command("resume")
+@cli.command("resume", short_help="Go on with an unfinished run")
 @click.argument("path", metavar="OUT")
 @config_options(RuntimeSettings)
 @_json
@@ -141,11 +146,17 @@ def resume_command(path: str, config: str | None, as_json: bool, **options: Any)
     Example:
       toffee resume vectors --mode processes
     """
+    from toffee_dist.cli_refresh import show_night
     from toffee_dist.pipeline import resume_run
+    from toffee_dist.refresh import resume_night
     from toffee_dist.store import find_unfinished, place
 
     where = RuntimeSettings.read(options, config).model_dump(exclude_unset=True)
-    _show(resume_run(find_unfinished(place(path)), where, choose_progress(quiet=as_json)), as_json)
+    run, progress = find_unfinished(place(path)), choose_progress(quiet=as_json)
+    if "following" in run.read_job():
+        show_night(resume_night(run, where, progress), as_json)
+    else:
+        _show(resume_run(run, where, progress), as_json)
 
 
 def _show(outcome: Any, as_json: bool) -> None:
@@ -158,9 +169,11 @@ def _show(outcome: Any, as_json: bool) -> None:
     click.echo(f"nodes       {data['nodes']:,} over {data['steps']:,} steps")
     click.echo(f"slices      {data['solved']:,} solved, {data['reused']:,} reused")
     click.echo(f"seconds     {spent}")
+    if "report" in data:
+        click.echo(f"report      {data['run']}/{data['report']}")
 
 
-@cli.command("inspect")
+@cli.command("inspect", short_help="Say what a run holds, or how far it is")
 @click.argument("path", metavar="OUT")
 @_json
 def inspect_command(path: str, as_json: bool) -> None:
@@ -177,7 +190,7 @@ def inspect_command(path: str, as_json: bool) -> None:
     click.echo(json.dumps(found) if as_json else describe_run(found))
 
 
-@cli.command("demo")
+@cli.command("demo", short_help="A made-up graph, from edges to vectors, in seconds")
 @click.option("--out", default="toffee-demo", show_default=True, metavar="DIR", help="Where everything goes.")
 def demo_command(out: str) -> None:
     """Make a small graph with daily and weekly communities, embed it, and show what was found.
@@ -191,7 +204,7 @@ def demo_command(out: str) -> None:
     run_demo(Path(out), click.echo, choose_progress())
 
 
-@cli.command("certs")
+@cli.command("certs", short_help="Make the certificates of a TLS cluster")
 @click.argument("out", metavar="DIR")
 @click.option(
     "--host",
@@ -217,8 +230,7 @@ def certs_command(out: str, hosts: tuple[str, ...], days: int) -> None:
         click.echo(str(path))
 
 
-cli.add_command(evaluate_command)
-for _command in REFRESH_COMMANDS:
+for _command in (evaluate_command, report_command, completion_command, *REFRESH_COMMANDS, *ASK_COMMANDS):
     cli.add_command(_command)
 
 
@@ -227,12 +239,16 @@ def main(arguments: list[str] | None = None) -> None:
     # A scheduler's or an operator's "stop" is an interruption like Ctrl-C: close everything, stay resumable.
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        cli.main(args=arguments, standalone_mode=False)
+        cli.main(args=arguments, standalone_mode=False, **narrow_terminal())
     except click.ClickException as error:
         error.show()
         sys.exit(2)
     except ToffeeError as error:
         click.echo(f"Error: {error}", err=True)
+        if not error.remedy:
+            click.echo(
+                f"Next: toffee {_command_name(arguments)}--help says what each option takes.", err=True
+            )
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         click.echo("Interrupted. A run that had begun is finished by: toffee resume OUT", err=True)
@@ -252,6 +268,12 @@ def main(arguments: list[str] | None = None) -> None:
             err=True,
         )
         sys.exit(1)
+
+
+def _command_name(arguments: list[str] | None) -> str:
+    """Return the command that was called, and a space; nothing where there was none."""
+    words = sys.argv[1:] if arguments is None else arguments
+    return f"{words[0]} " if words and words[0] in cli.commands else ""
 
 
 def _interrupt(signum: int, frame: Any) -> None:

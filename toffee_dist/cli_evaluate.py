@@ -13,7 +13,7 @@ from toffee_dist.evaluation.report import describe_cells, describe_steps, summar
 from toffee_dist.options import config_options
 
 
-@click.command("evaluate")
+@click.command("evaluate", short_help="Are the vectors any good on this graph?")
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 @config_options(EvaluateSettings, without=("known",))
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON line.")

@@ -15,7 +15,7 @@ from toffee_dist.store import place
 _json = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON line.")
 
 
-@click.command("refresh")
+@click.command("refresh", short_help="Tonight's vectors, in the axes of the run before")
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 @config_options(RefreshConfig, without=("since", "until", "known"))
 @_json
@@ -32,17 +32,22 @@ def refresh_command(inputs: tuple[str, ...], config: str | None, as_json: bool, 
     from toffee_dist.refresh import refresh
 
     settings = RefreshConfig.read({"inputs": inputs or None, **options}, config)
-    done = refresh(settings, choose_progress(quiet=as_json)).to_json()
+    show_night(refresh(settings, choose_progress(quiet=as_json)), as_json)
+
+
+def show_night(done: Any, as_json: bool) -> None:
+    """Print what a refresh did."""
+    data = done.to_json()
     if as_json:
-        click.echo(json.dumps(done))
+        click.echo(json.dumps(data))
         return
-    for name, value in done.items():
+    for name, value in data.items():
         if value not in (None, ""):
             shown = f"{value:.4g}" if isinstance(value, float) else value
             click.echo(f"{name:<18}{' to '.join(shown) if isinstance(shown, list | tuple) else shown}")
 
 
-@click.command("runs")
+@click.command("runs", short_help="List the runs of a folder")
 @click.argument("path", metavar="OUT")
 @_json
 def runs_command(path: str, as_json: bool) -> None:
@@ -68,7 +73,7 @@ def runs_command(path: str, as_json: bool) -> None:
         click.echo("  ".join([*words, *row.get("reasons", [])]))
 
 
-@click.command("rollback")
+@click.command("rollback", short_help="Publish an earlier run again")
 @click.argument("path", metavar="OUT")
 @click.option("--to", metavar="RUN", help="Name of a complete run; default: the published one before this.")
 @_json
@@ -85,7 +90,7 @@ def rollback_command(path: str, to: str | None, as_json: bool) -> None:
     click.echo(json.dumps({"run": str(run.path)}) if as_json else f"published   {run.path}")
 
 
-@click.command("fold-in")
+@click.command("fold-in", short_help="Vectors for nodes that came after the run")
 @click.argument("path", metavar="OUT")
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 @click.option("--to", required=True, metavar="FILE", help="Parquet file for the vectors of the new nodes.")

@@ -188,6 +188,11 @@ class RuntimeSettings(Settings):
     wait: float = Field(
         60.0, gt=0, description="Seconds to wait for workers, at the start and when all are lost."
     )
+    stall: float = Field(
+        14_400.0,
+        ge=0,
+        description="Seconds in which no task ends and none begins before the job gives up; 0: never.",
+    )
     memory: str | None = Field(
         None, description="What one worker may use, such as 8GiB; default: what it has."
     )
@@ -201,6 +206,7 @@ class JobConfig(EdgeSettings, ModelSettings, RuntimeSettings):
 
     out: str = Field("", description="Folder of the runs; results are found through its latest.json.")
     keep_work: bool = Field(False, description="Keep the staged tensor and the slices after publishing.")
+    report: bool = Field(True, description="Leave report.html, a page of plots, beside the vectors.")
 
     def identity(self) -> str:
         """Return a digest of all that decides the bytes of the results: not where it runs or goes."""
@@ -238,6 +244,10 @@ class RefreshSettings(Settings):
         0.1, ge=0, le=1, description="How far the share of energy explained may be below the last run's."
     )
     keep: int = Field(14, ge=1, description="Published runs to keep, beside the reference.")
+    expire: str | None = Field(
+        None,
+        description="Forget nodes, and their rows, without an edge for this long: 365d; default: never.",
+    )
 
 
 class RefreshConfig(JobConfig, RefreshSettings):

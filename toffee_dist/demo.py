@@ -14,6 +14,9 @@ from toffee_dist.config import JobConfig
 from toffee_dist.errors import ConfigError
 from toffee_dist.pipeline import start_run
 from toffee_dist.progress import Progress
+from toffee_dist.report import REPORT
+from toffee_dist.report.page import open_page
+from toffee_dist.report.periods import name_period
 from toffee_dist.run import load_run
 
 N_NODES, N_COMMUNITIES, N_WEEKS, STEPS_A_DAY = 240, 4, 8, 4
@@ -89,7 +92,7 @@ def run_demo(out: Path, say: Callable[[str], None], progress: Progress) -> None:
     strongest = rhythms.sort("significance", descending=True).head(4).collect()
     say("Rhythms that stand out of the noise:")
     for row in strongest.iter_rows(named=True):
-        say(f"  every {row['period_steps'] / STEPS_A_DAY:.2g} days (k = {row['k']})")
+        say(f"  {name_period(row['period_steps'], run.grid)} (k = {row['k']})")
     one, over_time = run.embedding.numpy(), run.trajectory.numpy()
     say("Communities found by k-means (adjusted Rand index: 1 is exact, 0 is chance):")
     for name, step in (("Monday noon", 2), ("Monday night", 3), ("Saturday noon", 5 * STEPS_A_DAY + 2)):
@@ -100,4 +103,7 @@ def run_demo(out: Path, say: Callable[[str], None], progress: Progress) -> None:
             for vectors in (one, over_time[step])
         ]
         say(f"  {name:<14} {scores[0]:.2f} from its one vector, {scores[1]:.2f} from its vector then")
-    say(f"Look further: toffee inspect {out / 'vectors'}")
+    report = run.path / REPORT
+    if report.exists():
+        shown = "it is in your browser" if open_page(report) else "open it in a browser"
+        say(f"Look at it all: {report} ({shown})")

@@ -28,6 +28,7 @@ from toffee_dist.align import (
     row_cosines,
 )
 from toffee_dist.errors import InputError
+from toffee_dist.expiry import Mask, read_kept
 from toffee_dist.slices import HELD, array_path, read_reports, read_rows
 from toffee_dist.staging import open_tensor
 from toffee_dist.store import RunFolder, fetched, link_or_copy, place, read_json, save_array, write_json
@@ -43,23 +44,29 @@ COLD = "cold.json"
 LINKS = 20_000
 
 
-def iter_vectors(run: Path, output: Part) -> Iterator[tuple[int, NDArray[Any]]]:
+def iter_vectors(run: Path, output: Part, kept: Mask | None = None) -> Iterator[tuple[int, NDArray[Any]]]:
     """Yield (first row, vectors) of a published run, in the order of rows.
+
+    With `kept`, only the rows that a later run still has, and its rows of them.
 
     Raises
     ------
     InputError
         Where a part is missing or damaged: the earlier run is not what its manifest says.
     """
-    at = 0
+    at = row = 0
     for path in sorted((run / output).glob("part-*.parquet")):
         try:
             with fetched(path) as local:
                 file = pq.ParquetFile(local)
                 for batch in file.iter_batches(batch_size=GROUP_ROWS, columns=["embedding"]):
                     column = batch.column(0)
-                    yield at, column.flatten().to_numpy().reshape(len(column), -1)
+                    vectors = column.flatten().to_numpy().reshape(len(column), -1)
+                    if kept is not None:
+                        vectors = vectors[kept[at : at + len(column)]]
+                    yield row, vectors
                     at += len(column)
+                    row += len(vectors)
         except (OSError, ValueError, pa.ArrowException) as error:
             raise damaged(run, f"{output}/{path.name}: {str(error).splitlines()[0]}") from None
     rows = read_json(run / "manifest.json")["summary"]["nodes"]
@@ -77,11 +84,12 @@ def damaged(run: Path, found: str) -> InputError:
     )
 
 
-def read_column(run: Path, name: str) -> NDArray[Any]:
-    """Return a column of a published run's nodes; -1 where it is null."""
+def read_column(run: Path, name: str, kept: Mask | None = None) -> NDArray[Any]:
+    """Return a column of a published run's nodes, or of those that are kept; -1 where it is null."""
     try:
         table = open_dataset([run / "nodes.parquet"]).to_table(columns=[name])
-        return np.asarray(table[name].fill_null(-1).to_numpy())
+        column = table[name].fill_null(-1).to_numpy()
+        return np.asarray(column if kept is None else column[kept])
     except (OSError, ValueError, pa.ArrowException) as error:
         raise damaged(run, f"nodes.parquet: {str(error).splitlines()[0]}") from None
 
@@ -101,12 +109,13 @@ def align_run(task: AlignTask) -> dict[str, Any]:
     """Leave the rotation, r×r; return over how many nodes it was found, and how well they then agree."""
     run, previous = RunFolder(place(task.run)), place(task.previous)
     degree = read_rows(run.work / "activity" / "degree.npy")
-    before = read_column(previous, "degree")
-    weights = degree_weights(before, degree[: len(before)])
+    kept = read_kept(run.path, previous.name)
+    before = read_column(previous, "degree", kept)
+    weights = np.asarray(np.minimum(before, degree[: len(before)]) > 0, dtype=np.float64)
     sums: Alignment | None = None
     # Both roles of a directed graph are in one basis: they turn together.
     for output in task.outputs:
-        for start, vectors in iter_vectors(previous, output):
+        for start, vectors in iter_vectors(previous, output, kept):
             stop = start + len(vectors)
             now = read_vectors(run.slices, output, task.zero, task.gauge, start, stop)
             sums = sums or Alignment(now.shape[1])
@@ -155,7 +164,8 @@ class Mover:
 class Drift:
     """How far tonight's vectors are from earlier ones.
 
-    Nodes are ``new`` (no row before), ``left`` (had edges, have none), ``returned`` (the reverse) or stayed.
+    Nodes are ``new`` (no row before), ``left`` (had edges, have none), ``returned`` (the reverse),
+    ``expired`` (had a row, are forgotten) or stayed.
     """
 
     earlier: str
@@ -163,6 +173,7 @@ class Drift:
     new: int
     left: int
     returned: int
+    expired: int
     cosine: dict[str, float]
     norm_ratio: dict[str, float]
     overlap10: float | None
@@ -179,7 +190,8 @@ def measure_drift(task: DriftTask) -> Drift:
     """Compare two runs node by node, and leave a table of it."""
     run, earlier = RunFolder(place(task.run)), place(task.earlier)
     degree = read_rows(run.work / "activity" / "degree.npy")
-    before = read_column(earlier, "degree")
+    still = read_kept(run.path, earlier.name)
+    before = read_column(earlier, "degree", still)
     n, shared = len(degree), len(before)
     cosine, norm, norm_before = np.full(n, np.nan), np.zeros(n), np.zeros(n)
     weights = degree_weights(before, degree[:shared])
@@ -192,7 +204,7 @@ def measure_drift(task: DriftTask) -> Drift:
         norm[start:stop] = np.linalg.norm(E, axis=1)
         return E
 
-    for start, F in iter_vectors(earlier, "embedding"):
+    for start, F in iter_vectors(earlier, "embedding", still):
         stop = start + len(F)
         E = tonight(start, stop)
         angles = angles or SubspaceAngles(F.shape[1])
@@ -250,6 +262,7 @@ def measure_drift(task: DriftTask) -> Drift:
         new=n - shared,
         left=int((state == "left").sum()),
         returned=int((state == "returned").sum()),
+        expired=0 if still is None else int((~still).sum()),
         cosine=quantiles(cosine),
         norm_ratio=quantiles(norm[both] / norm_before[both]),
         overlap10=overlap,
@@ -349,7 +362,8 @@ def score_links(task: LinksTask) -> dict[str, Any]:
     rng = np.random.default_rng([task.seed, tensor.n_steps])
     source, target = late_pairs(tensor, tensor.n_steps - task.holdout)
     # Nodes that both could know: an unknown node is no fault of either.
-    known = read_column(previous, "degree") > 0
+    kept = read_kept(run.path, previous.name)
+    known = read_column(previous, "degree", kept) > 0
     seen = np.zeros(tensor.n_nodes, dtype=bool)
     seen[: len(known)] = known
     both = seen[source] & seen[target] & (source != target)
@@ -369,7 +383,7 @@ def score_links(task: LinksTask) -> dict[str, Any]:
     at = {name: np.searchsorted(nodes, rows) for name, rows in (("i", source), ("j", target), ("o", other))}
     for name in ("before", "now"):
         if name == "before":
-            E, F = (_gather(iter_vectors(previous, output), nodes) for output in outputs)
+            E, F = (_gather(iter_vectors(previous, output, kept), nodes) for output in outputs)
         else:
             E, F = (
                 read_vectors(run.slices, output, HELD, task.gauge, 0, tensor.n_nodes)[nodes]

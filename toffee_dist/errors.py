@@ -25,15 +25,17 @@ class ToffeeError(Exception):
     def __init__(self, what: str, *, got: object, allowed: str, remedy: str = "") -> None:
         message = f"{what}: got {got}; allowed: {allowed}."
         super().__init__(f"{message} {remedy}".rstrip())
+        self.remedy = remedy
 
-    def __reduce__(self) -> tuple[Callable[..., ToffeeError], tuple[type[ToffeeError], str]]:
+    def __reduce__(self) -> tuple[Callable[..., ToffeeError], tuple[type[ToffeeError], str, str]]:
         """Travel between processes as the message: the keywords are already part of it."""
-        return _rebuild, (type(self), str(self))
+        return _rebuild, (type(self), str(self), self.remedy)
 
 
-def _rebuild(kind: type[ToffeeError], message: str) -> ToffeeError:
+def _rebuild(kind: type[ToffeeError], message: str, remedy: str) -> ToffeeError:
     error = kind.__new__(kind)
     Exception.__init__(error, message)
+    error.remedy = remedy
     return error
 
 

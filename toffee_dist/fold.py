@@ -136,7 +136,7 @@ def fold_in(path: Path, config: FoldConfig, out: Path, progress: Progress | None
         runtime.open_cluster(config) as client,
         progress.stage("fold in") as done,
     ):
-        on = runtime.runner(client, wait=config.wait, done=done)
+        on = runtime.runner(client, wait=config.wait, stall=config.stall, done=done)
         result = ingest(edges, folder / "ingest", on, progress.say)
         item = FoldTask(
             str(run.path), str(result.folder), str(out.absolute()), manifest["config"]["reduce"], outputs

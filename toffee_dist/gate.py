@@ -30,6 +30,8 @@ class Following:
         Folder of the slices that solves start from; empty: they start afresh.
     cold
         Why they start afresh.
+    expire
+        Tick: nodes last seen before it are forgotten; None: nobody is.
     """
 
     night: str
@@ -40,6 +42,7 @@ class Following:
     holdout: int = 0
     warm: str = ""
     cold: str = ""
+    expire: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain types."""
@@ -55,6 +58,7 @@ class Night:
     holdout: int = 0
     links: dict[str, Any] | None = None
     saved: dict[str, Any] | None = None
+    expired: int = 0
     drift: list[dict[str, Any]] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
 

@@ -162,6 +162,30 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
                 self._directed_embedding = basis.embedding_target()
         return self
 
+    def _repr_html_(self) -> str:
+        """Say in a notebook what was asked for and, after `fit`, what was found."""
+        from toffee_dist.run import html_facts
+
+        changed = {k: v for k, v in self.get_params().items() if v != getattr(type(self)(), k)}
+        facts: dict[str, object] = {
+            "parameters": ", ".join(f"{k}={v!r}" for k, v in changed.items()) or "defaults"
+        }
+        if not hasattr(self, "_reduced"):
+            return html_facts("Toffee", facts | {"state": "not fitted"})
+        tensor = self._tensor
+        facts |= {
+            "nodes": f"{tensor.n_nodes:,}, {'directed' if tensor.directed else 'undirected'}",
+            "steps": f"{tensor.n_steps:,}",
+            "events": f"{tensor.n_events:,} on {tensor.n_pairs:,} pairs",
+            "embedding_": self.embedding_.shape,
+            "solved": f"{len(self.fit_report_)} of {count_freqs(tensor.n_steps)} frequencies",
+        }
+        return html_facts("Toffee", facts)
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, str]:
+        # scikit-learn's own would draw a diagram of one box instead.
+        return {"text/plain": repr(self), "text/html": self._repr_html_()}
+
     @property
     def embedding_target_(self) -> NDArray[np.float32]:
         """The canonical embedding of the nodes as targets; for directed graphs."""
@@ -249,7 +273,12 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
         i = self._check_rows("source", source, self._tensor.n_nodes)
         j = self._check_rows("target", target, self._tensor.n_nodes)
         if len(i) != len(j):
-            raise InputError("source and target", got=f"{len(i)} and {len(j)}", allowed="equal lengths")
+            raise InputError(
+                "source and target",
+                got=f"{len(i)} and {len(j)}",
+                allowed="equal lengths",
+                remedy="Give one target for each source.",
+            )
         if step is None:
             return embedding.pair_scores({0: self._reduced}, i, j, self._tensor.n_steps, None)
         self._check_rows("step", [step], self._tensor.n_steps)
@@ -288,16 +317,24 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
                 "this Toffee is not fitted",
                 got="no results yet",
                 allowed="results after fit(tensor)",
+                remedy="Call fit first.",
             )
 
     @staticmethod
     def _check_rows(name: str, data: ArrayLike, size: int) -> NDArray[np.int64]:
         rows = np.atleast_1d(np.asarray(data))
         if rows.dtype.kind not in "iu" or rows.ndim != 1:
-            raise InputError(name, got=f"{rows.dtype} of shape {rows.shape}", allowed="integers")
+            raise InputError(
+                name,
+                got=f"{rows.dtype} of shape {rows.shape}",
+                allowed="integers",
+                remedy="Pass rows of the tensor; node_ids_ has the id of each.",
+            )
         wrong = (rows < 0) | (rows >= size)
         if wrong.any():
-            raise InputError(name, got=rows[wrong][0], allowed=f"0 to {size - 1}")
+            raise InputError(
+                name, got=rows[wrong][0], allowed=f"0 to {size - 1}", remedy="Rows and steps count from 0."
+            )
         return rows.astype(np.int64)
 
 

@@ -253,6 +253,7 @@ def roll_back(out: Path, to: str | None = None) -> RunFolder:
                     f"run {name} is not whole",
                     got=f"nothing in {output}",
                     allowed="a run as it was published",
+                    remedy="Choose another run: toffee runs lists them.",
                 )
         if manifest["state"] != "published":
             write_json(run.manifest, manifest | {"state": "published", "forced": True})

@@ -3,7 +3,7 @@
     ingest    edges → staged tensor, registry, grid                          (edges.py)
     solve     zero slice → common basis → frequencies → all other slices     (tasks.solve_batch)
     reduce    blocks of nodes: rows of every slice → Parquet parts           (tasks.write_part)
-    publish   read back, small tables, manifest, pointer                     (store.py)
+    publish   read back, small tables, report, manifest, pointer             (store.py)
 
 Tasks hand over through storage. Whatever is on storage is not done again, so the same function starts a run
 and resumes one; where the tasks run changes no byte.
@@ -26,10 +26,12 @@ import numpy as np
 from toffee_dist import drift, runtime, staging, tasks
 from toffee_dist.config import JobConfig, RefreshConfig
 from toffee_dist.edges import ingest
-from toffee_dist.errors import ConfigError, InputError, QualityError, TooLargeError
+from toffee_dist.errors import ConfigError, InputError, QualityError, TooLargeError, UnfinishedError
+from toffee_dist.expiry import ExpireTask, expire_nodes, kept_path
 from toffee_dist.gate import Following, Night, judge
 from toffee_dist.plan import Plan, Shape, batch_freqs, iter_parts, make_plan, part_rows, wanted_parts
 from toffee_dist.progress import Progress
+from toffee_dist.report import REPORT, ReportTask, try_report
 from toffee_dist.slices import HELD, MODEL, REDUCED, array_path, is_finished, slice_name
 from toffee_dist.sources import find_files, fingerprint
 from toffee_dist.spectrum import count_freqs
@@ -62,8 +64,11 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain types."""
+        return {"run": str(self.run.path), **self.metrics()}
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the figures alone, for the manifest."""
         return {
-            "run": str(self.run.path),
             "nodes": self.plan.shape.n_nodes,
             "steps": self.plan.shape.n_steps,
             "solved": self.solved,
@@ -148,8 +153,8 @@ def _work(config: JobConfig, run: RunFolder, progress: Progress) -> Outcome:
         workers = runtime.survey(client, run.work)
         if not run.staged:
             with progress.stage("ingest") as done:
-                on = runtime.runner(client, wait=config.wait, done=done)
-                _ingest(config, run, workers, on, progress)
+                on = task_runner(client, config, run, done)
+                _ingest(_forget(config, run, on), run, workers, on, progress)
         shape, grid = read_shape(run)
         plan = make_plan(shape, config)
         plan.check_disk(free_bytes(run.path))
@@ -163,6 +168,27 @@ def _work(config: JobConfig, run: RunFolder, progress: Progress) -> Outcome:
                 workers = runtime.survey(client, run.work)
         _check_memory(config, plan, workers)
         return _Job(config, run, client, plan, grid, progress).finish()
+
+
+def _forget(config: JobConfig, run: RunFolder, on: runtime.Run) -> JobConfig:
+    """Leave out the known nodes that a refresh is to forget."""
+    job = run.read_job().get("following")
+    following = None if job is None else Following(**job)
+    if following is None or not following.previous:
+        return config
+    earlier = kept_path(place(following.previous), place(following.reference).name)
+    if following.expire is None and not earlier.exists():
+        return config
+    task = ExpireTask(str(run.path), following.previous, following.reference, following.expire)
+    [known] = on(expire_nodes, [task])
+    return config.model_copy(update={"known": known})
+
+
+def task_runner(client: Any, config: JobConfig, run: RunFolder, done: Callable[[], None]) -> runtime.Run:
+    """Return what runs the tasks of a run: patient as the settings say, with a place for diagnostics."""
+    return runtime.runner(
+        client, wait=config.wait, stall=config.stall, diagnostics=run.diagnostics, done=done
+    )
 
 
 def _ingest(
@@ -247,14 +273,18 @@ class _Job:
             self.zero, self.gauge = MODEL, "canonical"
         following = run.read_job().get("following")
         self.night = None if following is None else Night(Following(**following))
-        self.warm = "" if self.night is None else self.night.following.warm
+        self.warm, self.kept, self.previous = "", "", ""
+        if self.night is not None:
+            self.warm, self.previous = self.night.following.warm, self.night.following.previous
+            kept = kept_path(run.path, place(self.previous).name)
+            self.kept = str(kept) if self.previous and kept.exists() else ""
 
     def map(self, stage: str, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         """Run one map of tasks, and show how far it is."""
         items = list(items)
         began = time.monotonic()
         with self.progress.stage(stage, len(items)) as done:
-            run = runtime.runner(self.client, wait=self.config.wait, done=done)
+            run = task_runner(self.client, self.config, self.run, done)
             results = list(run(function, items))
         spent = self.outcome.seconds
         spent[stage] = spent.get(stage, 0.0) + time.monotonic() - began
@@ -291,7 +321,7 @@ class _Job:
         if self.config.reduce != "sum" and "embedding" in self.config.outputs:
             reduces.append(self.config.reduce)
         items = [
-            tasks.SolveTask(self.tensor, self.slices, (0,), options, reduce, warm=self.warm)
+            tasks.SolveTask(self.tensor, self.slices, (0,), options, reduce, warm=self.warm, kept=self.kept)
             for reduce in reduces
         ]
         self.solve("solve zero", items)
@@ -322,7 +352,14 @@ class _Job:
             return
         options, reduce = self.config.solve_options(), self.config.reduce
         held = tasks.SolveTask(
-            self.tensor, self.slices, (0,), options, reduce, holdout=night.holdout, warm=self.warm
+            self.tensor,
+            self.slices,
+            (0,),
+            options,
+            reduce,
+            holdout=night.holdout,
+            warm=self.warm,
+            kept=self.kept,
         )
         self.map("solve held out", tasks.solve_batch, [held])
         self.map("basis", tasks.write_basis, [tasks.BasisTask(self.slices, HELD)])
@@ -340,7 +377,7 @@ class _Job:
         options = ModelOptions(**{name: getattr(self.config, name) for name in names})
         began = time.monotonic()
         with self.progress.stage(self.config.model) as done:
-            run = runtime.runner(self.client, wait=self.config.wait, done=done)
+            run = task_runner(self.client, self.config, self.run, done)
             # The sweeps of RESCAL are tasks; what they exchange goes through storage.
             found = fit(self.config.model, staging.open_tensor(self.tensor), options, run, self.run.work)
         target = found.source if found.target is None else found.target
@@ -363,7 +400,9 @@ class _Job:
         """Solve the other slices, in batches, and project them on the common basis."""
         options, projected = self.config.solve_options(), "trajectory" in self.config.outputs
         items = [
-            tasks.SolveTask(self.tensor, self.slices, batch, options, projected=projected, warm=self.warm)
+            tasks.SolveTask(
+                self.tensor, self.slices, batch, options, projected=projected, warm=self.warm, kept=self.kept
+            )
             for batch in batch_freqs(freqs, self.shape, self.config.rank)
         ]
         if items:
@@ -414,7 +453,7 @@ class _Job:
         """Read every part back, write the small tables, then the manifest, then the pointer."""
         sizes = self.map("check", tasks.check_part, checks)
         factors = range(count_freqs(self.shape.n_steps)) if "factors" in self.config.outputs else ()
-        item = tasks.TablesTask(str(self.run.path), self.grid, tuple(names), tuple(factors))
+        item = tasks.TablesTask(str(self.run.path), self.grid, tuple(names), tuple(factors), self.previous)
         [figures] = self.map("tables", tasks.write_tables, [item])
         self.outcome.figures |= figures | {"output_bytes": sum(sizes)}
         job, ingested = self.run.read_job(), read_json(self.run.ingest / INGEST_MANIFEST)
@@ -427,23 +466,24 @@ class _Job:
                 [drift.KeepTask(str(self.run.path), tuple(names), self.warm)],
             )
         reasons = self.judge()
-        self.run.complete(
-            {
-                "state": "rejected" if reasons else "published",
-                "begun": job["begun"],
-                "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-                "config": job["config"],
-                "identity": job["identity"],
-                "fingerprint": ingested["summary"]["fingerprint"],
-                "versions": runtime.versions(),
-                "directed": self.shape.directed,
-                "summary": ingested["summary"],
-                "grid": ingested["grid"],
-                "outputs": self.parts,
-                "metrics": {k: v for k, v in self.outcome.to_json().items() if k != "run"},
-                **({} if self.night is None else {"refresh": self.night.to_json()}),
-            }
-        )
+        self.outcome.figures["peak_bytes"] = runtime.peak_bytes(self.client)
+        manifest = {
+            "state": "rejected" if reasons else "published",
+            "begun": job["begun"],
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "config": job["config"],
+            "identity": job["identity"],
+            "fingerprint": ingested["summary"]["fingerprint"],
+            "versions": runtime.versions(),
+            "directed": self.shape.directed,
+            "summary": ingested["summary"],
+            "grid": ingested["grid"],
+            "outputs": self.parts,
+            **({} if self.night is None else {"refresh": self.night.to_json()}),
+        }
+        if self.config.report:
+            self.report(manifest)
+        self.run.complete(manifest | {"metrics": self.outcome.metrics()})
         if not reasons:
             point_to(self.run)
         if not self.config.keep_work:
@@ -455,6 +495,19 @@ class _Job:
                 allowed="the limits of the configuration",
                 remedy="The run published before stays. toffee rollback --to publishes this one anyway.",
             )
+
+    def report(self, manifest: dict[str, Any]) -> None:
+        """Write the page about this run; one that cannot be drawn is told, and loses nothing."""
+        draft = self.run.work / "manifest.json"
+        write_json(draft, {"run_id": self.run.run_id, "metrics": self.outcome.metrics(), **manifest})
+        try:
+            [problem] = self.map("report", try_report, [ReportTask(str(self.run.path), str(draft))])
+        except UnfinishedError as error:
+            problem = str(error)
+        if problem:
+            self.progress.say(f"no report: {problem} (toffee report {self.run.path} tries again)")
+        else:
+            self.outcome.figures["report"] = REPORT
 
     def judge(self) -> list[str]:
         """Measure how far this run is from those before it; return why it must not be published, if so."""
@@ -468,6 +521,7 @@ class _Job:
             for path in earlier
         ]
         self.night.drift = [found.to_json() for found in self.map("drift", drift.measure_drift, items)]
-        before = read_json(place(following.previous) / "manifest.json")["metrics"]
-        self.night.reasons = judge(self.night, self.outcome.figures, before, self.config)
+        before = read_json(place(following.previous) / "manifest.json")
+        self.night.expired = before.get("refresh", {}).get("expired", 0) + self.night.drift[0]["expired"]
+        self.night.reasons = judge(self.night, self.outcome.figures, before["metrics"], self.config)
         return self.night.reasons

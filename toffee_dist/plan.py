@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from toffee_dist.config import ModelSettings
+from toffee_dist.config import ModelSettings, RefreshSettings
 from toffee_dist.errors import TooLargeError
 from toffee_dist.frequencies import parse_freqs
 from toffee_dist.spectrum import BLOCK_BYTES, count_freqs
@@ -189,6 +189,7 @@ def make_plan(shape: Shape, settings: ModelSettings, chosen: int | None = None) 
         ),
         *_solve_stages(shape, settings, n_freqs, all_freqs),
     ]
+    stages += _node_stages(shape, settings)
     for output in wanted_parts(settings, shape.directed):
         used = all_freqs if output.startswith("factors") else in_trajectory
         stages.append(_part_stage(shape, settings, output, used))
@@ -304,6 +305,35 @@ def _solve_stages(shape: Shape, settings: ModelSettings, n_freqs: int, all_freqs
                 task_bytes=_solve_bytes(shape, settings, real=False, batch=len(batches[0])),
                 seconds=(n_freqs - 1) * seconds,
                 disk=(n_freqs - 1) * 2 * tall,
+            )
+        )
+    return stages
+
+
+def _node_stages(shape: Shape, settings: ModelSettings) -> list[Stage]:
+    """Return the stages that look at every node: its activity and, of a refresh, how it moved."""
+    n, pairs, item = shape.n_nodes, shape.n_pairs, _item(settings)
+    tall = n * settings.rank
+    stages = [
+        Stage(
+            "nodes",
+            "degree, last step and residual of every node",
+            tasks=1,
+            # U, V and a copy; two products in double. The slice, its squares and its transpose.
+            task_bytes=(3 * item + 16) * tall + 64 * pairs + 64 * n,
+            seconds=SECONDS_PAIR * pairs * settings.rank,
+            disk=48 * n,
+        )
+    ]
+    if isinstance(settings, RefreshSettings):
+        stages.append(
+            Stage(
+                "compare",
+                "axes of the run before, held-out links, drift",
+                tasks=2,
+                task_bytes=2 * item * tall + 120 * n + 40 * pairs,
+                seconds=4 * item * tall / BYTES_A_SECOND,
+                disk=64 * n,
             )
         )
     return stages

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,7 @@ from toffee_dist.config import EdgeSettings, ModelSettings, RefreshConfig, Runti
 from toffee_dist.drift import damaged
 from toffee_dist.edges import find_newest
 from toffee_dist.errors import ConfigError, InputError, QualityError
+from toffee_dist.expiry import kept_path
 from toffee_dist.gate import Following, Night, judge
 from toffee_dist.operations import append_log, hold_lock, remove_old_runs, write_metrics
 from toffee_dist.pipeline import resume_run, start_run
@@ -160,6 +162,7 @@ class Refreshed:
             "active": metrics.get("active"),
             "new": drift[0].get("new", summary.get("new_nodes")),
             "left": drift[0].get("left"),
+            "expired": drift[0].get("expired"),
             "cosine": drift[0].get("cosine", {}).get("p50"),
             "cosine_reference": drift[-1].get("cosine", {}).get("p50"),
             "overlap10": drift[0].get("overlap10"),
@@ -193,24 +196,62 @@ def refresh(config: RefreshConfig, progress: Progress | None = None) -> Refreshe
     if not config.out:
         raise ConfigError("out", got="nothing", allowed="a folder for the runs", remedy="Add --out DIR.")
     progress = progress or Progress()
-    out, began = place(config.out).absolute(), time.monotonic()
+    out = place(config.out).absolute()
     check_writable(out)
+    return _locked(out, config.keep, lambda: _refresh(config, out, progress))
+
+
+def resume_night(run: RunFolder, where: dict[str, Any], progress: Progress | None = None) -> Refreshed:
+    """Go on with a refresh that was cut short, unless another run was published since.
+
+    Parameters
+    ----------
+    run
+        The run.
+    where
+        Runtime settings that replace those of the start.
+    """
+    job = run.read_job()
+
+    def work() -> Refreshed:
+        latest = find_latest(run.out)
+        now, then = "" if latest is None else str(latest.path), job["following"]["previous"]
+        if now != then:
+            raise InputError(
+                f"run {run.run_id} is of an earlier night",
+                got=f"it follows {_name(then)}, but {_name(now)} is published",
+                allowed="a run that follows the published one",
+                remedy="toffee refresh makes tonight's; a later one removes this.",
+            )
+        resume_run(run, where, progress)
+        return Refreshed(run.run_id, "published", 0.0, read_json(run.manifest))
+
+    return _locked(run.out, int(job["config"]["keep"]), work)
+
+
+def _name(run: str) -> str:
+    return run.rpartition("/")[2] or "no run"
+
+
+def _locked(out: Path, keep: int, work: Callable[[], Refreshed]) -> Refreshed:
+    """Do the work of a night alone, remove what is old, and leave a line about it, however it ends."""
+    began = time.monotonic()
     with hold_lock(out):
         try:
-            done = _refresh(config, out, progress)
+            done = work()
         except QualityError as error:
             run = list_runs(out)[-1]
             manifest = read_json(run.manifest) if run.published else {}
             kept = Refreshed(run.run_id, "rejected", time.monotonic() - began, manifest, str(error))
             if run.published:
-                kept.removed = remove_old_runs(out, config.keep)
+                kept.removed = remove_old_runs(out, keep)
             _record(out, kept)
             raise
         except Exception as error:
             _record(out, Refreshed("", "failed", time.monotonic() - began, reason=str(error)))
             raise
         done.seconds = time.monotonic() - began
-        done.removed = remove_old_runs(out, config.keep)
+        done.removed = remove_old_runs(out, keep)
         _record(out, done)
         return done
 
@@ -227,6 +268,7 @@ def _refresh(config: RefreshConfig, out: Path, progress: Progress) -> Refreshed:
     files, _ = find_files(config.inputs)
     digest = fingerprint(files)
     window, newest = _look(config, before, digest, progress)
+    find_expiry(config, window)  # Bad words are refused before anything is done.
     night = _night(config, window, digest)
     if latest is not None and before is not None:
         if before.get("refresh", {}).get("night") == night:
@@ -251,6 +293,7 @@ def _refresh(config: RefreshConfig, out: Path, progress: Progress) -> Refreshed:
             previous=str(latest.path),
             reference=str(reference.path),
             holdout=min(fresh, config.holdout),
+            expire=find_expiry(config, window),
             **_find_warm(config, latest, grid, window),
         )
         if following.cold:
@@ -361,6 +404,21 @@ def check_clock(config: RefreshConfig, before: dict[str, Any], window: Window) -
         )
 
 
+def find_expiry(config: RefreshConfig, window: Window) -> int | None:
+    """Return the tick before which a node must not have been seen last; None: nodes stay for ever."""
+    if config.expire is None:
+        return None
+    length, last = (_length(text, window.scale) for text in (config.expire, config.last or ""))
+    if length is None or last is None or length < last:
+        raise ConfigError(
+            "expire",
+            got=config.expire,
+            allowed=f"a length of at least {config.last}, the window's",
+            remedy="Write it as 365d, or leave it out to keep every node.",
+        )
+    return window.until - length * window.scale.ticks
+
+
 def count_steps(step: str, since: int, window: Window) -> int:
     """Return how many steps of a window begin at `since` or later."""
     if window.until <= since:
@@ -398,6 +456,15 @@ def find_reference(config: RefreshConfig, out: Path, latest: RunFolder, before: 
             allowed="a complete run of this folder",
             remedy="toffee runs lists them; --reference pins another.",
         )
+    # How its rows lie in tonight's is known from one night to the next.
+    then = read_json(run.manifest).get("refresh", {}).get("expired", 0)
+    if then != before.get("refresh", {}).get("expired", 0) and not kept_path(latest.path, name).exists():
+        raise ConfigError(
+            "reference",
+            got=f"{name}, after which nodes were forgotten",
+            allowed="the reference of the chain, or a run since nodes were last forgotten",
+            remedy="Leave --reference out.",
+        )
     return run
 
 
@@ -410,7 +477,9 @@ def _look(
     else:
         with runtime.open_cluster(config) as client, progress.stage("look") as done:
             edges = config.ingest_config()
-            scale, newest = find_newest(edges, runtime.runner(client, wait=config.wait, done=done))
+            scale, newest = find_newest(
+                edges, runtime.runner(client, wait=config.wait, stall=config.stall, done=done)
+            )
     return find_window(config, scale, newest), newest
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -18,6 +20,9 @@ from toffee_dist import writer
 from toffee_dist.errors import InputError
 from toffee_dist.store import FORMAT, RunFolder, fetched, find_run, place, read_json
 from toffee_dist.timegrid import TimeGrid
+
+if TYPE_CHECKING:
+    from toffee_dist.ask import NodeTrajectory, Rhythm
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,11 @@ class Table:
 
     path: Path
     shape: tuple[int, ...] = ()
+
+    def _repr_html_(self) -> str:
+        """Say in a notebook what is there, without reading it."""
+        facts = {"file" if self.path.suffix else "folder": self.path, "shape": self.shape or "a table"}
+        return html_facts(f"Table {self.path.stem}", facts)
 
     @property
     def files(self) -> list[Path]:
@@ -128,6 +138,19 @@ class Run:
         outputs = ", ".join(self.manifest["outputs"])
         return f"Run({self.manifest['run_id']}: {self.n_nodes:,} nodes, {self.n_steps:,} steps; {outputs})"
 
+    def _repr_html_(self) -> str:
+        """Say in a notebook what the run holds."""
+        summary, config = self.manifest["summary"], self.manifest["config"]
+        facts = {
+            "nodes": f"{self.n_nodes:,}",
+            "steps": f"{self.n_steps:,}, {summary.get('first')} to {summary.get('last')}",
+            "rank": self.rank,
+            "model": f"{config.get('model')}, {'directed' if self.manifest['directed'] else 'undirected'}",
+            "outputs": ", ".join(self.manifest["outputs"]),
+            "folder": self.path,
+        }
+        return html_facts(f"Run {self.manifest['run_id']}", facts)
+
     @property
     def n_nodes(self) -> int:
         """Number of nodes."""
@@ -199,10 +222,50 @@ class Run:
             "R_freq": (n_freqs, r * r),
         }
         if name not in shapes:
-            raise InputError("factors", got=repr(name), allowed=", ".join(shapes))
+            raise InputError(
+                "factors", got=repr(name), allowed=", ".join(shapes), remedy="Choose one of them."
+            )
         self._check("factors/A_time")
         path = self.path / "factors" / (name if name.startswith("A") else f"{name}.parquet")
         return Table(path, shapes[name])
+
+    def neighbors(self, node: object, k: int = 10, **options: Any) -> pl.DataFrame:
+        """Return the k nearest nodes of a node; see `ask.neighbors` for ``at``, ``metric`` and ``role``."""
+        from toffee_dist import ask
+
+        return ask.neighbors(self, node, k, **options)
+
+    def trajectory_of(self, node: object, space: str | None = None) -> NodeTrajectory:
+        """Return one node over time: its vectors, their lengths, plots of them."""
+        from toffee_dist import ask
+
+        return ask.read_trajectory(self, node, space)
+
+    def rhythm_of(self, node: object, k: int = 10, space: str | None = None) -> Rhythm:
+        """Return the periods a node lives by, and the k nodes most like it."""
+        from toffee_dist import ask
+
+        return ask.find_rhythm(self, node, k, space)
+
+    def score(
+        self, sources: Sequence[object], targets: Sequence[object], at: int | str | None = None
+    ) -> NDArray[np.float64]:
+        """Return the model's own score of pairs, summed over time or at a step or moment."""
+        from toffee_dist import ask
+
+        return ask.score_pairs(self, sources, targets, at)
+
+    def build_index(self) -> list[Path]:
+        """Write the vectors once more for quick queries; see `ask.vectors`."""
+        from toffee_dist import ask
+
+        return ask.build_index(self)
+
+    def export(self, form: str, to: Path | str, **options: Any) -> list[Path]:
+        """Hand the vectors on to another program; see `export.export_run`."""
+        from toffee_dist.export import export_run
+
+        return export_run(self, form, Path(to), **options)
 
     def _table(self, output: str, *shape: int) -> Table:
         self._check(output)
@@ -216,6 +279,18 @@ class Run:
                 allowed="what was asked for",
                 remedy=f"Ask for it with --outputs {output.partition('/')[0].removesuffix('_target')}.",
             )
+
+
+def html_facts(title: str, facts: Mapping[str, object]) -> str:
+    """Return a small table for a notebook; whatever a user wrote is escaped.
+
+    Examples
+    --------
+    >>> html_facts("a<b", {"rank": 8})
+    '<table><caption>a&lt;b</caption><tr><th>rank</th><td>8</td></tr></table>'
+    """
+    rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(str(v))}</td></tr>" for k, v in facts.items())
+    return f"<table><caption>{escape(title)}</caption>{rows}</table>"
 
 
 def load_run(path: Path | str) -> Run:

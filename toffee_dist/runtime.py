@@ -13,7 +13,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 from toffee_dist.config import RuntimeSettings
 from toffee_dist.errors import ConfigError, ToffeeError, UnfinishedError
 from toffee_dist.store import place
+from toffee_dist.watchdog import ANSWER, Watch, diagnose, within
 
 # Enough that no worker waits, few enough that a million items do not sit in the scheduler.
 AHEAD = 256
@@ -136,6 +137,9 @@ def open_cluster(settings: RuntimeSettings) -> Iterator[Any]:
     if settings.mode.startswith("tls://"):
         tls = Tls.choose(settings.tls_ca, settings.tls_cert, settings.tls_key)
     with cluster(settings.mode, settings.workers, wait=settings.wait, tls=tls) as client:
+        if settings.stall:
+            # From now on the scheduler remembers tasks that ended: the report of a stall shows them.
+            client.get_task_stream(start=0, stop=0)
         yield client
 
 
@@ -241,11 +245,19 @@ def _wait_for_workers(client: Any, count: int, wait: float) -> None:
 Run = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 
 
-def runner(client: Any, *, wait: float = 60.0, done: Callable[[], None] = lambda: None) -> Run:
+def runner(
+    client: Any,
+    *,
+    wait: float = 60.0,
+    stall: float = 0.0,
+    diagnostics: Path | None = None,
+    done: Callable[[], None] = lambda: None,
+) -> Run:
     """Turn a client into the plain callable that the stages take: run(function, items) → results in order.
 
     A task that raises is tried again, unless it says that the input or configuration is wrong. All workers
-    gone for `wait` seconds, or the scheduler gone, end the run with `UnfinishedError`.
+    gone for `wait` seconds, the scheduler gone, or `stall` seconds in which no task ends and none begins,
+    end the run with `UnfinishedError`.
 
     Parameters
     ----------
@@ -253,31 +265,62 @@ def runner(client: Any, *, wait: float = 60.0, done: Callable[[], None] = lambda
         Where the tasks run.
     wait
         Seconds for new workers to come when all are gone.
+    stall
+        Seconds without progress; 0 waits for ever.
+    diagnostics
+        Folder for what is known of the cluster after a stall.
     done
         Called after every task.
     """
 
     def run(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-        waiting: deque[Any] = deque()
+        waiting: deque[tuple[Any, Any]] = deque()
         source = iter(items)
+        # What the dashboard and the logs call the tasks; a partial is called what it calls.
+        name = getattr(getattr(function, "func", function), "__name__", "task")
         try:
             while True:
                 for item in source:
-                    waiting.append(client.submit(_attempt, function, item, pure=False, retries=RETRIES))
+                    key = f"{name}-{uuid.uuid4().hex}"
+                    future = client.submit(_attempt, function, item, key=key, pure=False, retries=RETRIES)
+                    waiting.append((future, item))
                     if len(waiting) >= AHEAD:
                         break
                 if not waiting:
                     return
-                result = _result(client, waiting[0], wait)
+                try:
+                    result = _result(client, waiting[0][0], wait, Watch(stall))
+                except _StallError:
+                    raise _explain_stall(client, stall, diagnostics, waiting) from None
                 waiting.popleft()
                 done()
                 yield result
         finally:
             # On failure the rest must not go on writing into a folder that is about to go.
             if waiting and client.status == "running":
-                client.cancel(list(waiting))
+                with suppress(TimeoutError, OSError):
+                    within(ANSWER, lambda: client.cancel([future for future, _ in waiting]))
 
     return run
+
+
+class _StallError(Exception):
+    """Nothing has happened for too long."""
+
+
+def _explain_stall(
+    client: Any, stall: float, folder: Path | None, waiting: Iterable[tuple[Any, Any]]
+) -> UnfinishedError:
+    where = "no folder"
+    if folder is not None:
+        diagnose(client, folder, {future.key: item for future, item in waiting})
+        where = str(folder)
+    return UnfinishedError(
+        "the job makes no progress",
+        got=f"no task that ended or began for {stall:g} seconds; diagnostics in {where}",
+        allowed="a task that ends or begins within --stall seconds",
+        remedy="Restart the workers that hang, then go on with toffee resume.",
+    )
 
 
 @dataclass(frozen=True)
@@ -309,12 +352,12 @@ def _attempt(function: Callable[[Any], Any], item: Any) -> Any:
     raise problem
 
 
-def _result(client: Any, future: Any, wait: float) -> Any:
+def _result(client: Any, future: Any, wait: float, watch: Watch) -> Any:
     from distributed import CancelledError, KilledWorker
     from distributed.comm import CommClosedError
 
     try:
-        _await(client, future, wait)
+        _await(client, future, wait, watch)
         result = future.result()
     except (CancelledError, CommClosedError):
         raise _lost("the scheduler is gone") from None
@@ -332,7 +375,7 @@ def _result(client: Any, future: Any, wait: float) -> Any:
             allowed="a folder that every worker can read and write, with space",
             remedy="Make room or mend it, then go on with toffee resume.",
         ) from None
-    except ToffeeError:
+    except (ToffeeError, _StallError):
         raise
     except Exception as error:
         raise UnfinishedError(
@@ -346,8 +389,8 @@ def _result(client: Any, future: Any, wait: float) -> Any:
     return result
 
 
-def _await(client: Any, future: Any, wait: float) -> None:
-    """Wait for a future as long as there is somebody to work on it."""
+def _await(client: Any, future: Any, wait: float, watch: Watch) -> None:
+    """Wait for a future as long as there is somebody to work on it, and work is being done."""
     alone_since: float | None = None
     while future.status == "pending":
         try:
@@ -355,10 +398,12 @@ def _await(client: Any, future: Any, wait: float) -> None:
         except TimeoutError:
             if future.status != "pending":
                 return
-            alone = not _count_workers(client)
-            alone_since = (alone_since or time.monotonic()) if alone else None
+            processing = _processing(client)
+            alone_since = None if processing else (alone_since or time.monotonic())
             if alone_since is not None and time.monotonic() - alone_since > wait:
                 raise _lost(f"no worker for {wait:g} seconds") from None
+            if watch.stalled(processing):
+                raise _StallError from None
 
 
 def _lost(got: str) -> UnfinishedError:
@@ -370,11 +415,12 @@ def _lost(got: str) -> UnfinishedError:
     )
 
 
-def _count_workers(client: Any) -> int:
+def _processing(client: Any) -> dict[str, Any]:
+    """Return the tasks of every worker; nothing where nobody answers."""
     try:
-        return len(client.scheduler_info(n_workers=-1)["workers"])
+        return dict(within(ANSWER, client.processing))
     except OSError:
-        return 0
+        return {}
 
 
 @dataclass(frozen=True)
@@ -442,6 +488,22 @@ def probe(folder: str, token: str, dask_worker: Any = None) -> dict[str, Any]:
         "file": name,
         "problem": problem,
     }
+
+
+def peak_bytes(client: Any) -> int | None:
+    """Return the most memory that one worker process had so far, where the system tells."""
+    try:
+        found = client.run(_high_water, on_error="return").values()
+    except OSError:
+        return None
+    return max((peak for peak in found if isinstance(peak, int)), default=None)
+
+
+def _high_water() -> int:
+    """Run on a worker: return its largest resident set."""
+    # Not that of getrusage, which counts what the parent had before exec.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
 def versions() -> dict[str, str]:

@@ -119,6 +119,7 @@ def guess_schema(files: Sequence[SourceFile], options: ColumnOptions) -> tuple[S
             "no rows in the input",
             got=f"{len(files)} empty files",
             allowed="at least one edge",
+            remedy="Check the path; empty files are allowed beside others.",
         )
     source_ids, target_ids, time, per_second = kinds
     if options.ids != "auto":

@@ -233,7 +233,10 @@ def _stat(path: str) -> tuple[str, int, str]:
         status = os.stat(path)
     except OSError as error:
         raise InputError(
-            f"cannot read {path}", got=error.strerror, allowed="a file that can be read"
+            f"cannot read {path}",
+            got=error.strerror,
+            allowed="a file that can be read",
+            remedy="Check that it exists and that you may read it.",
         ) from None
     return os.path.abspath(path), status.st_size, str(status.st_mtime_ns)
 
@@ -292,7 +295,12 @@ def _sniff(path: str, codec: Codec) -> tuple[Format, Codec]:
         with place(path).open("rb") as handle:
             head = handle.read(6)
     except OSError as error:
-        raise InputError(f"cannot read {path}", got=error, allowed="a file that can be read") from None
+        raise InputError(
+            f"cannot read {path}",
+            got=error,
+            allowed="a file that can be read",
+            remedy="Check the address and the rights to it.",
+        ) from None
     if head[:4] == b"PAR1":
         return "parquet", codec
     if head == b"ARROW1":

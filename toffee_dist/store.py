@@ -140,7 +140,10 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise InputError(
-            f"cannot read {path}", got=f"{type(error).__name__}: {error}", allowed="a JSON file of ours"
+            f"cannot read {path}",
+            got=f"{type(error).__name__}: {error}",
+            allowed="a JSON file of ours",
+            remedy="If it is damaged, use another run: toffee runs lists them.",
         ) from None
 
 
@@ -273,6 +276,11 @@ class RunFolder:
         return self.work / "slices"
 
     @property
+    def diagnostics(self) -> Path:
+        """What was known of the cluster when the run stalled; goes with the run."""
+        return self.path / "diagnostics"
+
+    @property
     def registry(self) -> Path:
         """The rows of all nodes, which a later run extends."""
         return self.path / "registry"
@@ -367,7 +375,9 @@ def find_run(path: Path) -> RunFolder:
         "no run",
         got=f"{path}",
         allowed=f"a folder with {LATEST}, or a run's own folder with {MANIFEST}",
-        remedy="An unfinished run is finished by toffee resume." if list_runs(path) else "",
+        remedy="An unfinished run is finished by toffee resume."
+        if list_runs(path)
+        else "Make one with toffee embed INPUT --out DIR.",
     )
 
 

@@ -16,10 +16,12 @@ from typing import Any, Literal
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from toffee_dist import registry, writer
 from toffee_dist.embedding import step_weights
 from toffee_dist.errors import UnfinishedError
+from toffee_dist.expiry import read_kept
 from toffee_dist.frequencies import choose_freqs
 from toffee_dist.gauge import CommonBasis, common_basis, project
 from toffee_dist.slices import (
@@ -71,6 +73,8 @@ class SolveTask:
         Steps at the end that the zero slice must not see, for testing; kept under its own name.
     warm
         Folder of the A of last night's slices, to start from; empty: start afresh.
+    kept
+        File with the rows of last night that are still there; empty: all.
     """
 
     tensor: str
@@ -81,6 +85,7 @@ class SolveTask:
     projected: bool = False
     holdout: int = 0
     warm: str = ""
+    kept: str = ""
 
     def name(self, k: int) -> str:
         """Return the name of the slice of frequency k."""
@@ -116,6 +121,7 @@ def read_start(task: SolveTask, k: int, n_nodes: int) -> np.ndarray[Any, Any] | 
     name = replace(task, holdout=0).name(k)
     try:
         A = read_rows(array_path(place(task.warm), "A", name))
+        A = A[read_rows(place(task.kept))] if task.kept else A
     except UnfinishedError:
         return None
     if A.ndim != 2 or A.shape[1] != task.options.rank or len(A) > n_nodes or not np.isfinite(A).all():
@@ -509,6 +515,7 @@ class TablesTask:
     grid: TimeGrid
     names: tuple[str, ...]
     factors: tuple[int, ...]
+    previous: str = ""
 
 
 # Rows of the node table, and pairs, that are held at once.
@@ -536,7 +543,7 @@ def write_tables(task: TablesTask) -> dict[str, Any]:
     )
     if task.factors:
         _write_cores(run, task.factors, n_steps)
-    write_nodes(run, task.grid)
+    write_nodes(run, task.grid, task.previous)
     gaps = [report.gap for report in reports if report.gap is not None]
     return {
         "slices": len(reports),
@@ -578,12 +585,16 @@ def _write_cores(run: Path, freqs: tuple[int, ...], n_steps: int) -> None:
     )
 
 
-def write_nodes(run: Path, grid: TimeGrid) -> None:
-    """Write nodes.parquet: node_id, row, degree, first and last step, and the moments they begin at."""
+def write_nodes(run: Path, grid: TimeGrid, previous: str = "") -> None:
+    """Write nodes.parquet: node_id, row, degree, first and last step, and the moments they begin at.
+
+    Steps are those of the window. Moments reach back to the runs before: a node that has left keeps them.
+    """
     tensor = open_tensor(run / "work" / "ingest" / "tensor")
     activity = run / "work" / "activity"
     degree, first, last = (read_rows(activity / f"{name}.npy") for name in ("degree", "first", "last"))
     starts = step_starts(grid)
+    earlier = _earlier_moments(run, place(previous)) if previous else None
 
     def tables() -> Iterator[pa.Table]:
         for start in range(0, tensor.n_nodes, TABLE_ROWS):
@@ -599,7 +610,13 @@ def write_nodes(run: Path, grid: TimeGrid) -> None:
                 # A node that is known but has no edge in the window was never seen.
                 mask = steps < 0
                 columns[f"{name}_step"] = pa.array(steps, mask=mask)
-                columns[f"{name}_seen"] = starts.take(pa.array(np.maximum(steps, 0), mask=mask))
+                moments = starts.take(pa.array(np.maximum(steps, 0), mask=mask))
+                if earlier is not None:
+                    before = earlier[f"{name}_seen"].slice(start, stop - start).combine_chunks()
+                    before = pa.concat_arrays([before, pa.nulls(stop - start - len(before), before.type)])
+                    first_known = (moments, before) if name == "last" else (before, moments)
+                    moments = pc.coalesce(*first_known)
+                columns[f"{name}_seen"] = moments
             yield pa.table(columns)
 
     stream = tables()
@@ -610,6 +627,13 @@ def write_nodes(run: Path, grid: TimeGrid) -> None:
         yield from stream
 
     writer.write_stream(run / "nodes.parquet", head.schema, whole())
+
+
+def _earlier_moments(run: Path, previous: Path) -> pa.Table:
+    """Return when the nodes of the run before were first and last seen, in tonight's rows."""
+    table = writer.open_dataset([previous / "nodes.parquet"]).to_table(columns=["first_seen", "last_seen"])
+    kept = read_kept(run, previous.name)
+    return table if kept is None else table.filter(pa.array(kept))
 
 
 def node_activity(

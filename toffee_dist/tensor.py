@@ -144,6 +144,7 @@ class TemporalTensor:
                     f"{name} and source must have one element a row",
                     got=f"{len(array)} against {len(i)}",
                     allowed="equal lengths",
+                    remedy="Give every event a source, a target and a step.",
                 )
         if not directed:
             i, j = np.minimum(i, j), np.maximum(i, j)
@@ -192,10 +193,20 @@ class TemporalTensor:
     def from_snapshots(cls, snapshots: Sequence[Any], *, directed: bool | None = None) -> Self:
         """Build from a list of T `scipy.sparse` n×n snapshots."""
         if not snapshots:
-            raise InputError("snapshots", got="an empty list", allowed="at least one n×n matrix")
+            raise InputError(
+                "snapshots",
+                got="an empty list",
+                allowed="at least one n×n matrix",
+                remedy="Pass a matrix a step.",
+            )
         shapes = {matrix.shape for matrix in snapshots}
         if len(shapes) > 1:
-            raise InputError("snapshots of different shapes", got=sorted(shapes), allowed="one n×n")
+            raise InputError(
+                "snapshots of different shapes",
+                got=sorted(shapes),
+                allowed="one n×n",
+                remedy="Give every matrix all nodes; rows without edges stay empty.",
+            )
         parts = [sp.coo_array(matrix) for matrix in snapshots]
         shape = _check_shape((*shapes.pop(), len(parts)))
         i = np.concatenate([part.row for part in parts]).astype(np.int64)
@@ -338,7 +349,9 @@ def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
 
 def _check_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     if len(shape) != 3 or shape[0] != shape[1]:
-        raise InputError("tensor shape", got=shape, allowed="(n, n, T)")
+        raise InputError(
+            "tensor shape", got=shape, allowed="(n, n, T)", remedy="Order the axes as source, target, step."
+        )
     return int(shape[0]), int(shape[2])
 
 
@@ -348,7 +361,7 @@ def _check_index(
     """Return the indices as int64 and the size of their space, or say which row is wrong."""
     array = np.asarray(data)
     if array.ndim != 1:
-        raise InputError(f"{name} shape", got=array.shape, allowed="one dimension")
+        raise InputError(f"{name} shape", got=array.shape, allowed="one dimension", remedy="Flatten it.")
     if array.dtype.kind not in "iu" and array.size:
         bad = ""
         if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -363,7 +376,12 @@ def _check_index(
     largest = int(array.max(initial=-1))
     bound = largest + 1 if size is None else size
     if bound < 1:
-        raise InputError(f"{size_name} is unknown", got=f"{size} and no events", allowed="at least 1")
+        raise InputError(
+            f"{size_name} is unknown",
+            got=f"{size} and no events",
+            allowed="at least 1",
+            remedy="Say n_nodes and n_steps, or pass events.",
+        )
     wrong = (array < 0) | (array >= bound)
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
@@ -371,6 +389,7 @@ def _check_index(
             f"{name} in row {row} is out of range",
             got=array[row],
             allowed=f"0 to {bound - 1} ({size_name} = {bound})",
+            remedy="Number nodes and steps from 0, or raise the size.",
         )
     return array.astype(np.int64), bound
 
@@ -383,6 +402,7 @@ def _check_weight(data: ArrayLike) -> Floats:
             "weight",
             got=f"{array.dtype} of shape {array.shape}",
             allowed="a vector of real numbers",
+            remedy="Pass one number an event.",
         )
     array = array.astype(np.float64)
     size = np.abs(array)

@@ -26,7 +26,12 @@ def tproduct(A: Tensor, B: Tensor) -> Tensor:
     (n, p, T)
     """
     if A.ndim != 3 or B.ndim != 3 or A.shape[1] != B.shape[0] or A.shape[2] != B.shape[2]:
-        raise InputError("t-product of shapes", got=(A.shape, B.shape), allowed="(n,m,T) and (m,p,T)")
+        raise InputError(
+            "t-product of shapes",
+            got=(A.shape, B.shape),
+            allowed="(n,m,T) and (m,p,T)",
+            remedy="Order the axes as rows, columns, steps.",
+        )
     n_steps = A.shape[2]
     A_hat, B_hat = scipy.fft.rfft(A, axis=2), scipy.fft.rfft(B, axis=2)
     C_hat = np.einsum("imk,mjk->ijk", A_hat, B_hat, optimize=True)
@@ -39,6 +44,11 @@ def ttranspose(A: Tensor) -> Tensor:
     In the Fourier domain it is the conjugate transpose of every slice, so (A∗B)ᵀ = Bᵀ∗Aᵀ.
     """
     if A.ndim != 3:
-        raise InputError("t-transpose of shape", got=A.shape, allowed="(n, m, T)")
+        raise InputError(
+            "t-transpose of shape",
+            got=A.shape,
+            allowed="(n, m, T)",
+            remedy="Order the axes as rows, columns, steps.",
+        )
     swapped = A.transpose(1, 0, 2)
     return np.concatenate([swapped[:, :, :1], swapped[:, :, :0:-1]], axis=2)

@@ -223,5 +223,6 @@ def _read_examples(path: Path, events: Events) -> Examples:
             f"cannot read the splits of {path}",
             got=str(error).splitlines()[0],
             allowed="source, target, linked, train, test, as an evaluation writes them",
+            remedy="Leave --splits out to draw new ones.",
         ) from None
     return Examples(rows[0].to_numpy(), rows[1].to_numpy(), *counts)

@@ -129,22 +129,25 @@ def write_page(path: Path, graphs: Mapping[str, pl.DataFrame], steps: pl.DataFra
     steps
         Marks of single steps.
     """
-    from bokeh.embed import file_html
-    from bokeh.layouts import column
-    from bokeh.resources import INLINE
+    from toffee_dist.report.page import Section, render
 
     summaries = {name: summarise(cells).filter(pl.col("part") == "test") for name, cells in graphs.items()}
     protocols = list(dict.fromkeys(p for table in summaries.values() for p in table["protocol"].to_list()))
-    plots = []
+    sections = []
     for protocol in protocols:
         own = {name: best_features(t.filter(pl.col("protocol") == protocol)) for name, t in summaries.items()}
-        plots += [_bars(protocol, own), _against_time(protocol, own)]
+        says = (
+            "Micro-F1 is the share of pairs that are rightly called linked or not, with the best features of "
+            "each model; then the same against the time that the model took to fit (the paper's Fig. 2)."
+        )
+        sections.append(Section(protocol, says, plots=(_bars(own), _against_time(own))))
     if steps is not None and not steps.is_empty():
-        plots += [
-            _by_step(steps.filter(pl.col("question") == q), q)
-            for q in steps["question"].unique(maintain_order=True)
-        ]
-    path.write_text(file_html(column(*plots), INLINE, "toffee evaluate"))
+        for question in steps["question"].unique(maintain_order=True):
+            label = "average precision" if question == "future" else "adjusted Rand index"
+            own_steps = steps.filter(pl.col("question") == question)
+            says = f"How well each method does at every step: {label}, 1 is perfect."
+            sections.append(Section(question, says, plots=(_by_step(own_steps, label),)))
+    path.write_text(render("toffee evaluate", ", ".join(graphs), sections), encoding="utf-8")
 
 
 def _palette(count: int) -> list[str]:
@@ -154,10 +157,11 @@ def _palette(count: int) -> list[str]:
     return [colours[k % 20] for k in range(count)]
 
 
-def _bars(protocol: str, graphs: Mapping[str, pl.DataFrame]) -> Any:
+def _bars(graphs: Mapping[str, pl.DataFrame]) -> Any:
     from bokeh.models import FactorRange
-    from bokeh.plotting import figure
     from bokeh.transform import factor_cmap
+
+    from toffee_dist.report.plots import new_figure
 
     rows = [
         (name, row["model"], row["micro_f1"])
@@ -166,13 +170,7 @@ def _bars(protocol: str, graphs: Mapping[str, pl.DataFrame]) -> Any:
     ]
     factors = [(name, model) for name, model, _ in rows]
     models = list(dict.fromkeys(model for _, model in factors))
-    plot = figure(
-        x_range=FactorRange(*factors),
-        height=360,
-        width=max(480, 44 * len(factors) + 120),
-        title=f"{protocol}: Micro-F1 of the best features",
-        tools="save",
-    )
+    plot = new_figure("Micro-F1 of the best features", x_range=FactorRange(*factors), height=360)
     low = min((mark for *_, mark in rows), default=0.5)
     plot.y_range.start = max(0.0, min(0.5, low - 0.05))
     data = {"x": factors, "top": [mark for *_, mark in rows]}
@@ -182,17 +180,15 @@ def _bars(protocol: str, graphs: Mapping[str, pl.DataFrame]) -> Any:
     return plot
 
 
-def _against_time(protocol: str, graphs: Mapping[str, pl.DataFrame]) -> Any:
-    from bokeh.plotting import figure
+def _against_time(graphs: Mapping[str, pl.DataFrame]) -> Any:
+    from toffee_dist.report.plots import new_figure
 
-    plot = figure(
+    plot = new_figure(
+        "Micro-F1 against the time to fit",
         height=360,
-        width=640,
         x_axis_type="log",
-        title=f"{protocol}: Micro-F1 against the time to fit (the paper's Fig. 2)",
         x_axis_label="CPU seconds to fit",
         y_axis_label="Micro-F1",
-        tools="save",
     )
     models = list(dict.fromkeys(m for table in graphs.values() for m in table["model"].to_list()))
     drawn = False
@@ -208,13 +204,10 @@ def _against_time(protocol: str, graphs: Mapping[str, pl.DataFrame]) -> Any:
     return plot
 
 
-def _by_step(cells: pl.DataFrame, question: str) -> Any:
-    from bokeh.plotting import figure
+def _by_step(cells: pl.DataFrame, label: str) -> Any:
+    from toffee_dist.report.plots import new_figure
 
-    label = "average precision" if question == "future" else "adjusted Rand index"
-    plot = figure(
-        height=360, width=800, title=f"{question}: {label} by step", x_axis_label="step", tools="save"
-    )
+    plot = new_figure(height=360, x_axis_label="step", y_axis_label=label)
     methods = cells["method"].unique(maintain_order=True).to_list()
     for method, colour in zip(methods, _palette(len(methods)), strict=True):
         own = cells.filter(pl.col("method") == method)

@@ -203,7 +203,12 @@ def _cut(events: Events, config: FutureConfig, say: Say) -> tuple[Events, Any, l
     start = grid.start(first)
     window = (steps >= first) & (steps < cut)
     if not window.any():
-        raise InputError("no links to learn from", got=f"{T} empty steps", allowed="at least one link")
+        raise InputError(
+            "no links to learn from",
+            got=f"{T} empty steps",
+            allowed="at least one link",
+            remedy="Use a smaller --future or longer --step.",
+        )
     shifted = {"width": grid.width, "origin": start} if grid.width else {"edges": grid.edges[first : cut + 1]}
     inside = replace(grid, n_steps=T, since=start, until=grid.start(cut), **shifted)
     learning = replace(
@@ -302,11 +307,19 @@ def label_steps(
     """
     if labels.shape != (tensor.n_steps, tensor.n_nodes):
         raise InputError(
-            "labels", got=labels.shape, allowed=f"{tensor.n_steps} steps × {tensor.n_nodes} nodes"
+            "labels",
+            got=labels.shape,
+            allowed=f"{tensor.n_steps} steps × {tensor.n_nodes} nodes",
+            remedy="Give a label for every step and node.",
         )
     useful = [t for t in range(tensor.n_steps) if len(np.unique(labels[t][labels[t] >= 0])) > 1]
     if not useful:
-        raise InputError("labels", got="no step with two labels", allowed="at least one such step")
+        raise InputError(
+            "labels",
+            got="no step with two labels",
+            allowed="at least one such step",
+            remedy="Where all nodes are alike there is nothing to find: check the labels.",
+        )
     steps = [useful[k] for k in np.unique(np.linspace(0, len(useful) - 1, LABEL_STEPS).round().astype(int))]
     solve = options.solve()
     vectors: dict[str, Iterator[Any]] = {
@@ -407,6 +420,7 @@ def read_labels(path: Path, events: Events) -> Int64s:
             f"cannot read labels from {path}",
             got=str(error).splitlines()[0],
             allowed="Parquet or CSV with node, label and, where labels change, step",
+            remedy="Write a header: node,label or node,step,label.",
         ) from None
     grid = events.grid()
     nodes = np.unique(np.concatenate([events.source, events.target]))
@@ -418,6 +432,7 @@ def read_labels(path: Path, events: Events) -> Int64s:
             f"labels of {path}",
             got="no node of the graph" if table.is_empty() else f"step {outside['step'][0]}",
             allowed=f"nodes of the graph, steps 0 to {grid.n_steps - 1}",
+            remedy="Write ids and steps as the edges have them.",
         )
     labels = np.full((grid.n_steps, len(nodes)), -1)
     always = table.filter(pl.col("step").is_null())

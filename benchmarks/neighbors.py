@@ -1,0 +1,119 @@
+"""One query of a large run from disk: seconds and memory, without and with the index.
+
+python benchmarks/neighbors.py [--nodes 1000000] [--rank 128] [--folder DIR]
+
+Every query is a process of its own, as `toffee neighbors` is: its seconds include the start of Python. The
+last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from toffee_dist import Run, load_run, writer
+from toffee_dist.plan import PART_BYTES
+from toffee_dist.store import MANIFEST, write_json
+from toffee_dist.timegrid import TimeScale, build_grid
+
+QUERY = """
+import json, sys, time
+from pathlib import Path
+import toffee_dist.ask
+from toffee_dist import load_run
+def peak():  # not getrusage, which begins with the parent's peak
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+run, node, question = load_run(sys.argv[1]), sys.argv[2], sys.argv[3]
+before = peak()
+began = time.perf_counter()
+if question == "suggest":
+    from toffee_dist.ask.nodes import suggest
+    suggest(run, node + "x")
+else:
+    run.neighbors(node, metric=question)
+seconds = time.perf_counter() - began
+print(json.dumps({"seconds": seconds, "mib": peak() / 1024, "added_mib": (peak() - before) / 1024}))
+"""
+
+
+def write_run(folder: Path, n_nodes: int, rank: int) -> Run:
+    """Write a published run of random vectors, in parts as a run has them."""
+    rng = np.random.default_rng(0)
+    ids = pa.array([f"person-{i:08d}" for i in range(n_nodes)])
+    columns = {"node_id": ids, "row": np.arange(n_nodes), "degree": np.ones(n_nodes, np.int64)}
+    writer.write_parquet(folder / "nodes.parquet", columns)
+    size = PART_BYTES // (4 * rank)
+    for part, start in enumerate(range(0, n_nodes, size)):
+        stop = min(start + size, n_nodes)
+        vectors = writer.vectors(rng.standard_normal((stop - start, rank), dtype=np.float32))
+        path = folder / "embedding" / f"part-{part:05d}.parquet"
+        writer.write_parquet(path, {"node_id": ids[start:stop], "embedding": vectors})
+    manifest: dict[str, Any] = {
+        "format": 1,
+        "run_id": "random",
+        "outputs": ["embedding"],
+        "directed": False,
+        "grid": build_grid("1d", 0, 86400, TimeScale(1, True)).to_json(),
+        "summary": {"nodes": n_nodes, "steps": 2},
+        "config": {"rank": rank, "bipartite": False},
+    }
+    write_json(folder / MANIFEST, manifest)
+    return load_run(folder)
+
+
+def ask(folder: Path, node: str, question: str) -> dict[str, float]:
+    began = time.perf_counter()
+    command = [sys.executable, "-c", QUERY, str(folder), node, question]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    return {**found, "process_seconds": time.perf_counter() - began}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--nodes", type=int, default=1_000_000)
+    parser.add_argument("--rank", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--folder", help="where the run is made; default: a temporary folder")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        folder = Path(name)
+        run = write_run(folder, options.nodes, options.rank)
+        node = f"person-{options.nodes // 2:08d}"
+        size = options.nodes * options.rank * 4 / 2**20
+        print(f"{options.nodes:,} × {options.rank}: {size:,.0f} MiB of vectors")
+        found: dict[str, dict[str, float]] = {}
+
+        def measure(label: str, question: str) -> None:
+            each = [ask(folder, node, question) for _ in range(options.repeats)]
+            best = min(each, key=lambda one: one["seconds"])
+            found[label] = {key: round(value, 3) for key, value in best.items()}
+            print(
+                f"{label:<16}{best['seconds']:.2f} s, {best['process_seconds']:.2f} s with the start of "
+                f"Python; peak {best['mib']:.0f} MiB, of which {best['added_mib']:.0f} by the query"
+            )
+
+        measure("parquet", "cosine")
+        began = time.perf_counter()
+        run.build_index()
+        print(f"{'toffee index':<16}{time.perf_counter() - began:.2f} s")
+        measure("index", "cosine")
+        measure("index, dot", "dot")
+        measure("unknown node", "suggest")
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Workers that come and go: told to stop, at the end of their lifetime, or gone without a word."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests import clusters
+from tests.clusters import digests, job, write_edges
+from tests.test_faults import embed, finish, finished, only_run, preload, toffee
+from toffee_dist.pipeline import start_run
+from toffee_dist.runtime import cluster
+
+pytestmark = pytest.mark.slow
+
+SECONDS = 150
+DEPLOY = Path(__file__).parents[1] / "deploy"
+# Everything of deploy/dask.yaml but its TLS.
+SETTINGS = {
+    "DASK_CONFIG": str(DEPLOY / "dask.yaml"),
+    "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "false",
+}
+
+
+def wait_for_file(path: str) -> str:
+    while not Path(path).exists():
+        time.sleep(0.1)
+    return "done"
+
+
+def test_a_worker_told_to_stop_gives_its_task_back(tmp_path: Path) -> None:
+    """Its task is begun again elsewhere, and nobody counts a death under it."""
+    go = tmp_path / "go"
+    with clusters.cluster(workers=0, environment=SETTINGS) as running:
+        processes = {name: running.add_worker("--nanny", f"--name={name}") for name in ("one", "two")}
+        with cluster(running.address, 2, wait=SECONDS) as client:
+            task = client.submit(wait_for_file, str(go), pure=False)
+            first = wait_for(lambda: find_worker(client, ""))
+            processes[first].send_signal(signal.SIGTERM)
+            wait_for(lambda: find_worker(client, first))
+            deaths = client.run_on_scheduler(count_deaths)
+            go.touch()
+            assert task.result(timeout=SECONDS) == "done"
+    assert deaths == 0
+
+
+def find_worker(client: Any, stopped: str) -> str:
+    """Return the name of the worker that has the task, once it is not that one."""
+    names = client.run_on_scheduler(list_busy)
+    return next((name for name in names if name != stopped), "")
+
+
+def list_busy(dask_scheduler: Any = None) -> list[str]:
+    return [str(worker.name) for worker in dask_scheduler.workers.values() if worker.processing]
+
+
+def count_deaths(dask_scheduler: Any = None) -> int:
+    return sum(task.suspicious for task in dask_scheduler.tasks.values())
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    until = time.monotonic() + SECONDS
+    while not (found := condition()):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    return found
+
+
+# A slice takes a moment: workers whose life is short see several of them.
+SLOW = """
+import time
+from toffee_dist import tasks
+def slowly(*given, solve=tasks.solve_slices):
+    for factors in solve(*given):
+        time.sleep(0.8)
+        yield factors
+tasks.solve_slices = slowly
+"""
+
+
+def test_workers_of_short_life_and_one_that_is_lost(tmp_path: Path) -> None:
+    """Spot machines: each worker leaves after some seconds and comes again; one goes without a word."""
+    edges = write_edges(tmp_path / "edges.parquet", nodes=300, events=6000, days=60)
+    out = tmp_path / "out"
+    expected = digests(start_run(job(edges, tmp_path / "threads", rank=24)).run.path)
+    environment = SETTINGS | preload(tmp_path / "slow.py", SLOW)
+    with clusters.cluster(workers=0, environment=environment) as running:
+        for _ in range(2):
+            running.add_worker("--nanny", "--lifetime=12s", "--lifetime-stagger=3s", "--lifetime-restart")
+        lost = running.add_worker("--no-nanny")
+        with toffee(*embed(edges, out, running.address, 2)) as run:
+            wait_for(lambda: len(finished(out)) >= 4)
+            lost.kill()
+            _, err = run.communicate(timeout=SECONDS)
+            code = run.returncode
+    assert code == 0, err
+    assert digests(only_run(out).path) == expected
+
+
+@pytest.mark.parametrize("mode", ["threads", "processes"])
+def test_nothing_listens_beyond_the_loopback(tmp_path: Path, mode: str) -> None:
+    """All sockets of a local run, dashboard or not, its workers' too."""
+    edges = write_edges(tmp_path / "edges.parquet", nodes=300, events=6000, days=60)
+    out = tmp_path / "out"
+    environment = preload(tmp_path / "slow.py", SLOW)
+    with toffee(*embed(edges, out, mode, 2), environment=environment) as run:
+        wait_for(lambda: len(finished(out)) >= 2)
+        main = psutil.Process(run.pid)
+        sockets = [
+            connection.laddr.ip
+            for process in (main, *main.children(recursive=True))
+            for connection in process.net_connections(kind="inet")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        run.send_signal(signal.SIGTERM)
+        code, _, err = finish(run)
+    assert code == 5, err
+    assert set(sockets) <= {"127.0.0.1", "::1"}
+    if mode == "processes":
+        assert sockets
+
+
+def test_a_closed_cluster_does_not_keep_its_workers() -> None:
+    """Leaving asks a scheduler that may be gone: that must not take long."""
+    with clusters.cluster(workers=1, environment=SETTINGS, nanny=True) as running:
+        with cluster(running.address):
+            pass
+        running.scheduler.kill()
+        running.scheduler.wait(10)
+        began = time.monotonic()
+        running.workers[0].send_signal(signal.SIGTERM)
+        running.workers[0].wait(60)
+        assert time.monotonic() - began < 45
+
+
+def test_the_settings_are_known_to_dask() -> None:
+    """Every name of deploy/dask.yaml is one that Dask has: it says nothing of one that it does not know."""
+    code = (
+        "import dask.config, distributed, yaml, sys\n"
+        "def names(tree, at=()):\n"
+        "    for key, value in tree.items():\n"
+        "        if isinstance(value, dict): yield from names(value, (*at, key))\n"
+        "        else: yield '.'.join((*at, key))\n"
+        "for name in names(yaml.safe_load(open(sys.argv[1]))):\n"
+        "    dask.config.get(name)\n"
+        "    print(name)\n"
+    )
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("DASK_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(DEPLOY / "dask.yaml")],
+        env=plain,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "distributed.comm.timeouts.tcp" in done.stdout.split()

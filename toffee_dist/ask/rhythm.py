@@ -1,0 +1,126 @@
+"""By which rhythm a node lives: the periods at which its energy stands out of its own noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from toffee_dist.ask.neighbors import describe_rows, search
+from toffee_dist.ask.nodes import Node, find_node
+from toffee_dist.ask.vectors import Vectors, find_blocks, read_nodes
+from toffee_dist.timegrid import TimeGrid
+
+if TYPE_CHECKING:
+    from toffee_dist.run import Run
+
+# Chance that a node without any rhythm is said to have one.
+CHANCE = 0.01
+# Frequencies below which a floor cannot be told from what stands out of it.
+ENOUGH_FREQS = 8
+_UNITS = (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+
+
+@dataclass(frozen=True, eq=False)
+class Rhythm:
+    """What a node's spectrum says.
+
+    Attributes
+    ----------
+    node : which node
+    periods : a row a frequency that stands out, strongest first: k, period_steps, period, energy, times_floor
+    similar : nodes with the most similar rhythm: node_id, (space,) similarity
+    """
+
+    node: Node
+    periods: pl.DataFrame
+    similar: pl.DataFrame
+
+
+def find_rhythm(run: Run, node: object, k: int = 10, space: str | None = None) -> Rhythm:
+    """Return the periods of a node, and the k nodes whose rhythm is most like its own.
+
+    Parameters
+    ----------
+    run
+        A run with the output ``spectrum``.
+    node
+        Its id.
+    k
+        How many similar nodes.
+    space
+        Where the id is, if both sides of the graph have it.
+    """
+    blocks = find_blocks(run, "spectrum")
+    found = find_node(run, node, space)
+    energies = read_nodes(run, "spectrum", [found.row])[0].astype(np.float64)
+    strong, floor = standing_out(energies, run.n_steps)
+    periods = run.n_steps / np.maximum(strong, 1)
+    table = pl.DataFrame(
+        {
+            "k": strong,
+            "period_steps": periods,
+            "period": [show_period(run.grid, period) for period in periods],
+            "energy": energies[strong],
+            "times_floor": energies[strong] / floor if floor > 0 else np.full(len(strong), np.inf),
+        },
+        schema_overrides={"period": pl.String},
+    )
+    if not excess(energies[None]).any():
+        rows, scores = np.empty(0, np.int64), np.empty(0)
+    else:
+        rows, scores = search(blocks, energies, k, "cosine", without=found.row, prepare=excess)
+    return Rhythm(found, table, describe_rows(run, rows, similarity=scores))
+
+
+def excess(energies: Vectors) -> Vectors:
+    """Return what stands above each node's own floor, the median over k > 0, without the zero frequency."""
+    others = energies[:, 1:].astype(np.float32)
+    if not others.shape[1]:
+        return np.zeros((len(others), 1), np.float32)
+    return np.asarray(np.maximum(others - np.median(others, axis=1, keepdims=True), 0))
+
+
+def standing_out(energies: NDArray[np.float64], n_steps: int) -> tuple[NDArray[np.int64], float]:
+    """Return the frequencies whose energy noise would hardly reach, strongest first, and the floor.
+
+    Of unrelated events |X_k|² is a sum of squares of sines and cosines: Gamma distributed over k > 0. Its
+    mean and shape follow from the median and the MAD of the node's own energies, so that peaks do not count
+    as noise. A frequency stands out where noise would reach it at any frequency with a chance below `CHANCE`.
+    """
+    from scipy.special import gammaincc
+
+    others = energies[1:]
+    floor = float(np.median(others)) if len(others) else 0.0
+    if len(others) < ENOUGH_FREQS or floor <= 0:
+        return np.empty(0, np.int64), floor
+    deviation = 1.4826 * float(np.median(np.abs(others - floor)))
+    # Rounding error of a spectrum that is exactly flat is no rhythm.
+    deviation = max(deviation, 1e-6 * floor)
+    shape = np.full(len(others), max((floor / deviation) ** 2, 0.5))
+    if n_steps % 2 == 0:
+        shape[-1] /= 2  # a real slice has half the degrees of freedom
+    chance = gammaincc(shape, shape * others / floor)
+    strong = np.flatnonzero(chance * len(others) < CHANCE)
+    return 1 + strong[np.argsort(-others[strong], kind="stable")], floor
+
+
+def show_period(grid: TimeGrid, period_steps: Any) -> str:
+    """Return a period as a person would say it: ``every 7.0 days``.
+
+    Examples
+    --------
+    >>> from toffee_dist.timegrid import TimeScale, build_grid
+    >>> grid = build_grid("6h", 0, 30 * 86400, TimeScale(1, True))
+    >>> show_period(grid, 28.0), show_period(grid, 2.0)
+    ('every 7.0 days', 'every 12.0 hours')
+    """
+    if not grid.scale.instant or grid.step == "distinct":
+        return f"every {float(period_steps):.1f} steps"
+    width = grid.width or (grid.edges[-1] - grid.edges[0]) / (len(grid.edges) - 1)
+    seconds = float(period_steps) * width / grid.scale.ticks
+    name, size = next((unit for unit in _UNITS if seconds >= unit[1]), _UNITS[-1])
+    return f"every {seconds / size:.1f} {name}"

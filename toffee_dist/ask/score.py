@@ -1,0 +1,113 @@
+"""The model's own score of pairs, from what a run publishes.
+
+With M_0 = U S Vᵀ and the published E = U·S^{2/3}·Q, F = V·S^{2/3}·Q (Q: the rotation of a refresh, else I):
+
+    summed over time    M_0(i,j)   = E_i Qᵀ diag(S^{−1/3}) Q F_jᵀ
+    at one step         x̂_ij(t)    = Z_i(t) Qᵀ diag(S^{−2/3}) Q F_jᵀ     Z(t) = irfft(M_k V) Q, the trajectory
+
+S^{2/3} are the lengths of the columns of E·Qᵀ. Of an undirected graph V is U with the signs of the
+eigenvalues, which fold.npy holds. At a step this is the fit seen through the common basis, M_k V Vᵀ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toffee_dist.ask.nodes import find_nodes, find_step
+from toffee_dist.ask.vectors import Block, find_blocks, map_blocks, read_nodes
+from toffee_dist.errors import InputError
+from toffee_dist.tasks import FOLD, ROTATION
+
+if TYPE_CHECKING:
+    from toffee_dist.run import Run
+
+# Pairs whose vectors are in memory at once.
+BATCH = 1 << 16
+
+Floats = NDArray[np.float64]
+
+
+def score_pairs(
+    run: Run, sources: Sequence[object], targets: Sequence[object], at: int | str | None = None
+) -> Floats:
+    """Return the model's own score of pairs, entries of the fit: summed over time, or at one step.
+
+    Parameters
+    ----------
+    run
+        A run of the model toffee in the canonical gauge; with ``at``, one with a trajectory.
+    sources, targets
+        Ids, of equal lengths.
+    at
+        A step or a moment; None sums over time as the run's ``reduce`` says.
+    """
+    if len(sources) != len(targets):
+        raise InputError(
+            "sources and targets",
+            got=f"{len(sources)} and {len(targets)}",
+            allowed="equal lengths",
+            remedy="Give one target for each source.",
+        )
+    step = None if at is None else find_step(run.grid, at)
+    _check_run(run, step)
+    spaces = ("source", "target") if run.manifest["config"]["bipartite"] else (None, None)
+    core = _core(run, power=1 / 3 if step is None else 2 / 3)
+    left, right = ("embedding" if step is None else "trajectory"), "embedding"
+    if run.manifest["directed"]:
+        right = "embedding_target"
+    out = np.empty(len(sources))
+    for start in range(0, len(sources), BATCH):
+        part = slice(start, start + BATCH)
+        i, j = (
+            [node.row for node in find_nodes(run, names[part], space)]
+            for names, space in zip((sources, targets), spaces, strict=True)
+        )
+        E = read_nodes(run, left, i, step).astype(np.float64)
+        F = read_nodes(run, right, j).astype(np.float64)
+        out[part] = np.einsum("pr,pr->p", E @ core, F)
+    return out
+
+
+def _check_run(run: Run, step: int | None) -> None:
+    config = run.manifest["config"]
+    if config["gauge"] != "canonical" or config["model"] not in ("toffee", "toffee-"):
+        raise InputError(
+            "this run has no score of its own",
+            got=f"model {config['model']}, gauge {config['gauge']}",
+            allowed="model toffee or toffee-, gauge canonical",
+            remedy="Compare vectors with toffee neighbors, or embed again with the defaults.",
+        )
+    if step is not None and config["reduce"] != "sum":
+        raise InputError(
+            "score at a step",
+            got=f"a run with reduce {config['reduce']}",
+            allowed="reduce sum, whose embedding is in the basis of the trajectory",
+            remedy="Leave --at out, or embed again with --reduce sum.",
+        )
+
+
+def _core(run: Run, power: float) -> Floats:
+    """Return Qᵀ diag(±S^{−power}) Q, r×r."""
+    path = run.path / ROTATION
+    Q = _load(path) if path.exists() else np.eye(run.rank)
+
+    def squares(block: Block) -> Floats:
+        return np.asarray(np.square(block.read() @ Q.T.astype(np.float32)).sum(axis=0, dtype=np.float64))
+
+    scaled = np.sqrt(sum(map_blocks(squares, find_blocks(run, "embedding")), np.zeros(run.rank)))
+    # S^{2/3}; a column of nothing but rounding error is none.
+    present = scaled > np.finfo(np.float32).eps * scaled.max(initial=0)
+    weights = np.zeros(run.rank)
+    weights[present] = scaled[present] ** (-1.5 * power)
+    if not run.manifest["directed"]:
+        weights *= np.sign(_load(run.path / FOLD)[0])
+    return np.asarray(Q.T @ (weights[:, None] * Q))
+
+
+def _load(path: Any) -> Floats:
+    with path.open("rb") as file:
+        return np.asarray(np.load(file, allow_pickle=False), dtype=np.float64)

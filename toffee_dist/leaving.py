@@ -1,0 +1,27 @@
+"""Leaving: a worker that is told to stop gives its tasks back before it goes.
+
+For workers that come and go (spot machines, adaptive clusters, time limits of a queue): a preload of Dask's
+nanny (deploy/dask.yaml). Without it a task whose worker was stopped counts a death, and after four of them is
+taken for the cause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+# Seconds for the scheduler to take the tasks back: far less than the notice that a spot machine gets.
+NOTICE = 5.0
+
+
+async def dask_teardown(nanny: Any) -> None:
+    """Have the scheduler take the worker off its list in peace; called first when a nanny closes."""
+    if nanny.worker_address is None:
+        return
+    # Where the scheduler is what is gone there is nobody to tell.
+    with suppress(OSError, TimeoutError):
+        await asyncio.wait_for(
+            nanny.scheduler.retire_workers(workers=[nanny.worker_address], close_workers=False, remove=True),
+            NOTICE,
+        )
