@@ -115,7 +115,7 @@ def toffee(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"undirected": True, "outputs": ("embedding", "factors", "spectrum")}]
+    "options", [{}, {"undirected": True, "outputs": ("embedding", "factors", "spectrum"), "report": True}]
 )
 def test_the_bytes_of_a_local_folder(
     store: s3.Proxy, edges: Path, there: str, tmp_path: Path, small_tasks: None, options: dict[str, Any]
@@ -124,6 +124,7 @@ def test_the_bytes_of_a_local_folder(
     out = s3.unique("same")
     run = start_run(job(there, out, workers=2, **options)).run
     assert digests(run.path) == clusters.digests(local)
+    assert (run.path / "report.html").exists() == options.get("report", False)
     # Nothing is left of the work, and readers find the run.
     assert not [name for name in objects(out) if "/work/" in name]
     found, same = load_run(out), load_run(tmp_path / "out")
