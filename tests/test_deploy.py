@@ -27,7 +27,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tests import clusters
+from tests import clusters, s3
 from tests.clusters import digests, free_port, job, wait_for_port, write_edges
 from tests.nights import night, write_days
 from toffee_dist.certs import write_certificates
@@ -202,16 +202,15 @@ def test_the_commands_of_compose(tmp_path: Path) -> None:
     assert (certificates / "ca.pem").read_bytes() == before
 
     edges = write_edges(tmp_path / "edges.parquet", nodes=80, events=1500)
-    out = tmp_path / "vectors"
-    with pods(commands, certificates, tmp_path) as move:
-        job_command = [
-            word.replace("/data/edges", str(edges)).replace("s3://toffee/vectors", str(out))
-            for word in move(commands["job"])
-        ]
-        run(*job_command, "--rank=8", "--freqs=all", "--workers=1")
-        check_health(move, certificates)
+    with s3.server() as port, s3.use(port) as fs:
+        fs.mkdir("toffee")
+        with pods(commands, certificates, tmp_path) as move:
+            job_command = [word.replace("/data/edges", str(edges)) for word in move(commands["job"])]
+            run(*job_command, "--rank=8", "--freqs=all", "--workers=1")
+            check_health(move, certificates)
+        fs.get("toffee/vectors", str(tmp_path), recursive=True)
     expected = start_run(job(edges, tmp_path / "threads"))
-    assert digests(find_run(out).path) == digests(expected.run.path)
+    assert digests(find_run(tmp_path / "vectors").path) == digests(expected.run.path)
 
 
 def check_health(move: Callable[[list[str]], list[str]], certificates: Path) -> None:

@@ -85,6 +85,9 @@ def test_questions_end(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         within(5, lambda: 1 / 0)
     assert within(5, lambda: "answer") == "answer"
+    # Where there is no place for it, nothing is left, and nothing raised.
+    (tmp_path / "file").touch()
+    diagnose(object(), tmp_path / "file" / "diagnostics", {})
     # A client that cannot be asked leaves that as the answer.
     diagnose(object(), tmp_path / "diagnostics", {})
     assert "not known: AttributeError" in (tmp_path / "diagnostics" / "tasks.json").read_text()

@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,8 @@ def diagnose(client: Any, folder: Path, waiting: Mapping[str, Any]) -> None:
     waiting
         What was asked for and is not done, by key.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError):
+        within(ANSWER, lambda: folder.mkdir(parents=True, exist_ok=True))
     asked = {key: repr(item)[:WORDS] for key, item in waiting.items()}
     _write(folder / "cluster.json", lambda: client.scheduler_info(n_workers=-1))
     _write(folder / "tasks.json", lambda: _add_words(client.run_on_scheduler(list_tasks), asked))
@@ -147,4 +149,6 @@ def _write(path: Path, ask: Callable[[], Any]) -> None:
         text = answer if isinstance(answer, str) else json.dumps(answer, indent=1, default=str) + "\n"
     except Exception as error:
         text = f"not known: {type(error).__name__}: {error}\n"
-    path.write_text(text)
+    # Storage may be what hangs: then there is no place to say so.
+    with suppress(OSError):
+        within(ANSWER, lambda: path.write_text(text))
