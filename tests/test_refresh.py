@@ -22,7 +22,7 @@ from toffee_dist.cli import cli
 from toffee_dist.errors import ConfigError, InputError, QualityError, UnfinishedError
 from toffee_dist.operations import describe_runs, hold_lock, roll_back
 from toffee_dist.refresh import find_window, refresh
-from toffee_dist.store import find_run, find_unfinished, list_runs
+from toffee_dist.store import find_run, find_unfinished, list_runs, point_to
 from toffee_dist.timegrid import TimeScale
 
 
@@ -471,6 +471,24 @@ def test_resume_of_a_night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     done = CliRunner().invoke(cli, ["resume", str(out), "--json"], catch_exceptions=False)
     assert json.loads(done.stdout.splitlines()[-1])["run"] == cut.run_id == load_run(out).path.name
     assert not (out / "refresh.lock").exists()
+
+
+def test_a_run_published_meanwhile_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edges, out = write_days(tmp_path / "edges", 0, 31), tmp_path / "out"
+    for day in (28, 29):
+        refresh(night(edges, out, as_of=str(FIRST + day * DAY)))
+    first = list_runs(out)[0]
+    measure = drift.measure_drift
+
+    def publish_another(task: Any) -> Any:
+        # As somebody would who took over a lock that was not renewed.
+        point_to(first)
+        return measure(task)
+
+    monkeypatch.setattr(drift, "measure_drift", publish_another)
+    with pytest.raises(UnfinishedError, match="published meanwhile"):
+        refresh(night(edges, out, as_of=str(FIRST + 30 * DAY)))
+    assert find_run(out).run_id == first.run_id
 
 
 def _fail(task: Any) -> Any:
