@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 
@@ -31,9 +29,10 @@ def report_command(path: str, to: str | None, method: str, show: bool) -> None:
     from toffee_dist.report import REPORT, write_report
     from toffee_dist.report.page import open_page
     from toffee_dist.run import load_run
+    from toffee_dist.store import place
 
     run = load_run(path)
-    file = run.path / REPORT if to is None else Path(to)
+    file = run.path / REPORT if to is None else place(to)
     write_report(run.path, run.manifest, file, "umap" if method == "umap" else "pca")
     click.echo(str(file))
     if show and not open_page(file):

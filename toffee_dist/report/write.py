@@ -14,7 +14,7 @@ from toffee_dist.report.gather import Facts, gather
 from toffee_dist.report.layout import Method
 from toffee_dist.report.page import Section, bullets, render, table
 from toffee_dist.report.periods import name_period
-from toffee_dist.store import read_json, replacing
+from toffee_dist.store import place, read_json, replacing
 
 REPORT = "report.html"
 # Up to so many slices a table says more than a plot.
@@ -37,8 +37,8 @@ def try_report(task: ReportTask) -> str:
     A picture that cannot be drawn is no reason to lose the vectors: nothing is raised.
     """
     try:
-        run = Path(task.run)
-        write_report(run, read_json(Path(task.manifest)), run / REPORT)
+        run = place(task.run)
+        write_report(run, read_json(place(task.manifest)), run / REPORT)
     except Exception as error:
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return ""
