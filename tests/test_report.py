@@ -34,6 +34,7 @@ from toffee_dist.refresh import refresh
 from toffee_dist.report import ReportTask, gather, layout, sample, try_report, write
 from toffee_dist.report.page import bullets, render, table
 from toffee_dist.report.periods import name_period
+from toffee_dist.store import place
 from toffee_dist.timegrid import TimeGrid, TimeScale, build_grid
 
 DAY = 86_400
@@ -397,6 +398,16 @@ def test_the_report_changes_no_byte_and_no_identity(edges: Path, tmp_path: Path)
         assert (run.path / "report.html").exists() is wanted
         found.append((digests(run.path), config.identity(), json.loads(run.manifest.read_text())["identity"]))
     assert found[0] == found[1]
+
+
+def test_a_run_behind_a_url_has_its_page(edges: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = start_run(job(edges, place("memory://vectors"), report=True)).run
+    page = (run.path / "report.html").read_text()
+    assert "Trajectory of the chosen node" in page
+    monkeypatch.setenv("DISPLAY", ":0")
+    done = CliRunner().invoke(cli, ["report", str(run.path), "--open"])
+    assert done.output.startswith(f"{run.path}/report.html\nNo browser")
+    assert len((run.path / "report.html").read_text()) == pytest.approx(len(page), rel=0.01)
 
 
 def test_a_worker_process_writes_it(edges: Path, tmp_path: Path) -> None:

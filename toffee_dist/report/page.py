@@ -12,6 +12,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from toffee_dist.store import remote
+
 # The greys of text and lines are readable on both papers; plots are transparent.
 _GREY = "#7d838c"
 _THEME = {
@@ -154,5 +156,5 @@ def has_display() -> bool:
 
 
 def open_page(path: Path) -> bool:
-    """Show a page in the user's browser; False where there is none, or nowhere to show it."""
-    return has_display() and webbrowser.open(path.absolute().as_uri())
+    """Show a page in the user's browser; False where there is none, nowhere to show it, or no local file."""
+    return has_display() and remote(path) is None and webbrowser.open(path.absolute().as_uri())
