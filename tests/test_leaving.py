@@ -96,9 +96,10 @@ def test_workers_of_short_life_and_one_that_is_lost(tmp_path: Path) -> None:
     environment = SETTINGS | preload(tmp_path / "slow.py", SLOW)
     with clusters.cluster(workers=0, environment=environment) as running:
         for _ in range(2):
-            running.add_worker(*LEAVING, "--lifetime=12s", "--lifetime-stagger=3s", "--lifetime-restart")
+            running.add_worker(*LEAVING, "--lifetime=15s", "--lifetime-stagger=5s", "--lifetime-restart")
         lost = running.add_worker("--no-nanny")
-        with toffee(*embed(edges, out, running.address, 2)) as run:
+        # All of them may be starting again at once, on a machine that is slow to start them.
+        with toffee(*embed(edges, out, running.address, 2), "--wait=120") as run:
             wait_for(lambda: len(finished(out)) >= 4)
             lost.kill()
             _, err = run.communicate(timeout=SECONDS)
