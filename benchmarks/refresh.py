@@ -7,7 +7,7 @@
 Every night refreshes a rolling window in a chain (aligned, warm). Some nights, two in a row at the start, in
 the middle and at the end, are also embedded on their own (a fresh run, not aligned, cold). A classifier of
 coming links is trained on the vectors of night 1 and used, unchanged, on those of the last night. Seconds are
-those of the whole refresh, over the nights that were run both ways.
+those of the whole refresh but for its page for people, over the nights that were run both ways.
 """
 
 from __future__ import annotations
@@ -155,6 +155,7 @@ def season(base: Path, stream: Stream, nights: int) -> dict[str, Any]:
         "mode": "threads",
         "workers": 1,
         "keep": 1,
+        "report": False,
         **stream.settings,
     }
     middle = nights // 2

@@ -1,7 +1,7 @@
 """The engine: one process, two processes and two threads on the same full-spectrum job, in turns.
 
-Wall seconds of the whole `start_run`, cluster start and publishing included. Overhead is everything that is
-not a solver at work, as a share of the one-process run.
+Wall seconds of the whole `start_run`, cluster start and publishing included, but for the page for people
+(`report.html`). Overhead is everything that is not a solver at work, as a share of the one-process run.
 
     python benchmarks/scaling.py            # prints a table and, last, one line of JSON
     python benchmarks/scaling.py --large    # a million nodes, ten million events, rank 64
@@ -41,6 +41,7 @@ def time_modes(work: Path, nodes: int, events: int, days: int, rank: int, repeat
                 freqs="all",
                 mode=mode,
                 workers=workers,
+                report=False,
             )
             began = time.perf_counter()
             outcome = start_run(config)
