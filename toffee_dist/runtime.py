@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import threading
 import time
 import uuid
 from collections import deque
@@ -392,18 +393,18 @@ def _result(client: Any, future: Any, wait: float, watch: Watch) -> Any:
 def _await(client: Any, future: Any, wait: float, watch: Watch) -> None:
     """Wait for a future as long as there is somebody to work on it, and work is being done."""
     alone_since: float | None = None
+    # Not future.result(timeout): what times out there is reported as an exception that nobody took.
+    finished = threading.Event()
+    future.add_done_callback(lambda _: finished.set())
     while future.status == "pending":
-        try:
-            future.result(timeout=LOOK)
-        except TimeoutError:
-            if future.status != "pending":
-                return
-            processing = _processing(client)
-            alone_since = None if processing else (alone_since or time.monotonic())
-            if alone_since is not None and time.monotonic() - alone_since > wait:
-                raise _lost(f"no worker for {wait:g} seconds") from None
-            if watch.stalled(processing):
-                raise _StallError from None
+        if finished.wait(LOOK):
+            return
+        processing = _processing(client)
+        alone_since = None if processing else (alone_since or time.monotonic())
+        if alone_since is not None and time.monotonic() - alone_since > wait:
+            raise _lost(f"no worker for {wait:g} seconds")
+        if watch.stalled(processing):
+            raise _StallError
 
 
 def _lost(got: str) -> UnfinishedError:
