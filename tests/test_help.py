@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from toffee_dist import tasks
+from toffee_dist import parts
 from toffee_dist.cli import cli, main
 from toffee_dist.errors import UnfinishedError
 
@@ -75,7 +75,7 @@ def leave_a_run_unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
         raise UnfinishedError("a test", got="nothing", allowed="nothing")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tasks, "write_part", fail)
+        patch.setattr(parts, "write_part", fail)
         with pytest.raises(SystemExit) as stop:
             call(f"{EMBED} --mode threads")
     assert stop.value.code == 5

@@ -29,10 +29,11 @@ from toffee_dist.align import (
 )
 from toffee_dist.errors import InputError
 from toffee_dist.expiry import Mask, read_kept
+from toffee_dist.parts import ROTATION, Part, read_ids, read_vectors, turned_vectors
 from toffee_dist.slices import HELD, array_path, read_reports, read_rows
 from toffee_dist.staging import open_tensor
 from toffee_dist.store import RunFolder, fetched, link_or_copy, place, read_json, save_array, write_json
-from toffee_dist.tasks import ROTATION, TABLE_ROWS, Part, read_ids, read_vectors, turned_vectors
+from toffee_dist.tables import TABLE_ROWS
 from toffee_dist.tensor import TemporalTensor
 from toffee_dist.writer import GROUP_ROWS, open_dataset
 

@@ -5,7 +5,7 @@ The zero slice is X ≈ M = U S Vᵀ: a new row x of it belongs to x V = (U S)_n
     e = x V S^{−1/3} = x F S^{−1},   F = V·S^{2/3} the published vectors of the targets.
 
 Published vectors are turned by Q: e = x F (Qᵀ diag(w) Q), with w = 1/S where the fit is exact. Elsewhere 1/S
-blows up the columns that are noise, so w is found from the nodes of the run (`tasks.fold_weights`); of an
+blows up the columns that are noise, so w is found from the nodes of the run (`activity.fold_weights`); of an
 undirected graph it carries the signs of the eigenvalues. Targets are the same with the roles exchanged.
 """
 
@@ -20,17 +20,19 @@ import pyarrow as pa
 import scipy.sparse as sp
 
 from toffee_dist import runtime, writer
+from toffee_dist.activity import FOLD, node_activity
 from toffee_dist.config import EdgeSettings, RuntimeSettings
 from toffee_dist.drift import iter_vectors
 from toffee_dist.edges import ingest
 from toffee_dist.errors import ConfigError, InputError
+from toffee_dist.parts import ROTATION, Part, read_ids
 from toffee_dist.progress import Progress
 from toffee_dist.slices import read_rows
 from toffee_dist.solvers.base import Small, Tall
 from toffee_dist.spectrum import iter_values, slice_matrix
 from toffee_dist.staging import open_tensor
 from toffee_dist.store import RunFolder, find_run, place, read_json, scratch
-from toffee_dist.tasks import FOLD, ROTATION, Part, node_activity, read_ids, weigh_steps
+from toffee_dist.tasks import weigh_steps
 from toffee_dist.tensor import Floats
 
 

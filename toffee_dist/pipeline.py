@@ -2,7 +2,7 @@
 
     ingest    edges → staged tensor, registry, grid                          (edges.py)
     solve     zero slice → common basis → frequencies → all other slices     (tasks.solve_batch)
-    reduce    blocks of nodes: rows of every slice → Parquet parts           (tasks.write_part)
+    reduce    blocks of nodes: rows of every slice → Parquet parts           (parts.write_part)
     publish   read back, small tables, report, manifest, pointer             (store.py)
 
 Tasks hand over through storage. Whatever is on storage is not done again, so the same function starts a run
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from toffee_dist import drift, runtime, staging, tasks
+from toffee_dist import activity, drift, parts, runtime, staging, tables, tasks
 from toffee_dist.config import JobConfig, RefreshConfig
 from toffee_dist.edges import ingest
 from toffee_dist.errors import ConfigError, InputError, QualityError, TooLargeError, UnfinishedError
@@ -334,12 +334,12 @@ class _Job:
         """Leave degree, activity and residual of every node."""
         zero = self.zero if "embedding" in self.config.outputs else ""
         reduce = self.config.reduce if zero else "sum"
-        item = tasks.ActivityTask(str(self.run.path), zero, reduce, self.gauge)
-        [figures] = self.map("nodes", tasks.write_activity, [item])
+        item = activity.ActivityTask(str(self.run.path), zero, reduce, self.gauge)
+        [figures] = self.map("nodes", activity.write_activity, [item])
         self.outcome.figures |= figures
 
     @property
-    def roles(self) -> tuple[tasks.Part, ...]:
+    def roles(self) -> tuple[parts.Part, ...]:
         """The outputs of one vector a node."""
         return tuple(part for part in self.parts if part.startswith("embedding"))
 
@@ -423,7 +423,7 @@ class _Job:
         self.outcome.solved += solved
         self.outcome.reused += wanted - solved
 
-    def reduce(self, chosen: tuple[int, ...]) -> list[tasks.CheckTask]:
+    def reduce(self, chosen: tuple[int, ...]) -> list[parts.CheckTask]:
         """Write the Parquet parts of every output; return how each can be checked."""
         rotated = self.night is not None and self.night.alignment is not None
         checks = []
@@ -435,27 +435,27 @@ class _Job:
                 freqs = tuple(range(count_freqs(self.shape.n_steps)))
             rows = part_rows(self.shape, self.config, output, len(freqs))
             items = [
-                tasks.PartTask(str(self.run.path), output, *part, freqs, self.zero, self.gauge, rotated)
+                parts.PartTask(str(self.run.path), output, *part, freqs, self.zero, self.gauge, rotated)
                 for part in iter_parts(self.shape.n_nodes, rows)
             ]
-            self.map(output, tasks.write_part, items)
-            columns = ["node_id", *(["space"] if self.config.bipartite else []), *tasks.COLUMNS[output]]
+            self.map(output, parts.write_part, items)
+            columns = ["node_id", *(["space"] if self.config.bipartite else []), *parts.COLUMNS[output]]
             if self.zero == MODEL and "residual" in columns:
                 columns.remove("residual")
             each = {"trajectory": self.shape.n_steps, "factors/A_time": self.shape.n_steps}.get(output, 1)
             each = len(freqs) if output == "factors/A_freq" else each
             checks += [
-                tasks.CheckTask(str(item.path), (item.stop - item.start) * each, tuple(columns))
+                parts.CheckTask(str(item.path), (item.stop - item.start) * each, tuple(columns))
                 for item in items
             ]
         return checks
 
-    def publish(self, names: list[str], checks: list[tasks.CheckTask]) -> None:
+    def publish(self, names: list[str], checks: list[parts.CheckTask]) -> None:
         """Read every part back, write the small tables, then the manifest, then the pointer."""
-        sizes = self.map("check", tasks.check_part, checks)
+        sizes = self.map("check", parts.check_part, checks)
         factors = range(count_freqs(self.shape.n_steps)) if "factors" in self.config.outputs else ()
-        item = tasks.TablesTask(str(self.run.path), self.grid, tuple(names), tuple(factors), self.previous)
-        [figures] = self.map("tables", tasks.write_tables, [item])
+        item = tables.TablesTask(str(self.run.path), self.grid, tuple(names), tuple(factors), self.previous)
+        [figures] = self.map("tables", tables.write_tables, [item])
         self.outcome.figures |= figures | {"output_bytes": sum(sizes)}
         job, ingested = self.run.read_job(), read_json(self.run.ingest / INGEST_MANIFEST)
         # A later run extends the rows of this one.

@@ -13,8 +13,8 @@ from typing import Any
 from toffee_dist.config import ModelSettings, RefreshSettings
 from toffee_dist.errors import TooLargeError
 from toffee_dist.frequencies import parse_freqs
+from toffee_dist.parts import Part
 from toffee_dist.spectrum import BLOCK_BYTES, count_freqs
-from toffee_dist.tasks import Part
 
 MIB = 2**20
 # A process with our libraries and a task's small change: measured, plain worker after one small job.

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from toffee_dist.activity import FOLD
 from toffee_dist.ask.nodes import find_nodes, find_step
 from toffee_dist.ask.vectors import Block, find_blocks, map_blocks, read_all_of, read_nodes
 from toffee_dist.errors import InputError
+from toffee_dist.parts import ROTATION
 from toffee_dist.spectrum import count_freqs, inverse_transform
-from toffee_dist.tasks import FOLD, ROTATION
 
 if TYPE_CHECKING:
     from toffee_dist.run import Run
