@@ -1,6 +1,6 @@
 """The tasks that solve slices.
 
-Like all tasks they take paths, leave files, return a small record, and know nothing of Dask. A task that finds
+Like all tasks they take paths, leave files, return a small record, and know nothing of Dask. One that finds
 its result on storage does nothing: so a retry, a lost worker or a resumed run never does finished work again.
 """
 
