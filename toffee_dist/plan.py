@@ -17,8 +17,8 @@ from toffee_dist.parts import Part
 from toffee_dist.spectrum import BLOCK_BYTES, count_freqs
 
 MIB = 2**20
-# A process with our libraries after one small job, 322 MiB measured, and what it keeps of the memory that other
-# stages have freed: up to 16 beyond the projection without it.
+# A process with our libraries after one small job, 322 MiB measured, and what it keeps of the memory that
+# other stages have freed: up to 16 beyond the projection without it.
 BASE_BYTES = 352 * MIB
 # What a task of the ingest holds, by its own bounds (benchmarks/ingest.py: 280 MiB with the process).
 INGEST_BYTES = 200 * MIB
