@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tests import naive
 from tests.strategies import random_tensor
-from toffee_dist import ConfigError, spectrum
+from toffee_dist import ConfigError, TemporalTensor, spectrum
 from toffee_dist.solvers import SolveOptions, als, closed_form, compressed, solve_slice, solve_slices
 from toffee_dist.solvers.base import Operator, gram
 from toffee_dist.spectrum import count_freqs
@@ -321,3 +321,26 @@ def test_a_warm_start_serves_a_window_that_moved(k: int) -> None:
     assert warm.report.iterations < cold.report.iterations / 2
     fit = naive.objective(moved, warm.A, warm.R, DOUBLE.reg_a, DOUBLE.reg_r)
     assert warm.report.objective == pytest.approx(fit, rel=1e-6)
+
+
+@pytest.mark.parametrize("directed", [True, False])
+def test_nodes_without_edges_take_no_part(directed: bool) -> None:
+    rng = np.random.default_rng(3)
+    i, j, step = rng.integers(40, size=400), rng.integers(40, size=400), rng.integers(8, size=400)
+    place = np.sort(rng.choice(100, 40, replace=False))
+    small = TemporalTensor.from_events(i, j, step, n_nodes=40, n_steps=8, directed=directed)
+    large = TemporalTensor.from_events(place[i], place[j], step, n_nodes=100, n_steps=8, directed=directed)
+    options = SolveOptions(rank=6)
+    start = rng.standard_normal((100, 6))
+    for starts in (lambda k: None, lambda k: start):
+        few = lambda k, starts=starts: None if starts(k) is None else starts(k)[place]  # noqa: E731
+        for one, other in zip(
+            solve_slices(small, [0, 1, 4], options, few),
+            solve_slices(large, [0, 1, 4], options, starts),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(other.A[place], one.A)
+            assert not np.delete(other.A, place, axis=0).any()
+            assert other.report.objective == one.report.objective
+    nothing = TemporalTensor.from_events([], [], [], n_nodes=5, n_steps=4)
+    assert [factors.A.shape for factors in solve_slices(nothing, [0, 1], options)] == [(5, 6), (5, 6)]

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from toffee_dist.solvers.als import minimise, solve_als
 from toffee_dist.solvers.base import (
@@ -45,10 +46,36 @@ def solve_slices(
 ) -> Iterator[SliceFactors]:
     """Transform and solve a batch of frequencies, one at a time, in the order given.
 
-    `starts` gives the A that a frequency starts from, or None; see `solve_slice`.
+    `starts` gives the A that a frequency starts from, or None; see `solve_slice`. Nodes without an edge (in a
+    chain of windows, those that have left) take no part: their rows of A are zero.
     """
+    n = tensor.n_nodes
+    present = np.diff(tensor.indptr) > 0
+    present[tensor.indices] = True
+    nodes = np.flatnonzero(present)
+    some = 0 < len(nodes) < n
+    if some:
+        tensor = keep_nodes(tensor, nodes)
     for k, values in iter_values(tensor, freqs):
-        yield solve_slice(slice_matrix(tensor, values), k, options, starts(k))
+        start = starts(k)
+        if start is not None and some:
+            start = start[nodes]
+        factors = solve_slice(slice_matrix(tensor, values), k, options, start)
+        if some:
+            A = np.zeros((n, options.rank), factors.A.dtype)
+            A[nodes] = factors.A
+            factors = replace(factors, A=A)
+        yield factors
+
+
+def keep_nodes(tensor: TemporalTensor, nodes: NDArray[np.int64]) -> TemporalTensor:
+    """Return the tensor of some nodes in their order, where the others have no edge; events are shared."""
+    row = np.zeros(tensor.n_nodes, dtype=tensor.indices.dtype)
+    row[nodes] = np.arange(len(nodes))
+    # A row that goes is empty, so each that stays ends where the next one begins.
+    ends = np.append(tensor.indptr[nodes], tensor.indptr[-1])
+    indptr = ends.astype(tensor.indptr.dtype)
+    return replace(tensor, n_nodes=len(nodes), indptr=indptr, indices=row[tensor.indices])
 
 
 def solve_slice(matrix: Any, k: int, options: SolveOptions, start: Tall | None = None) -> SliceFactors:
