@@ -98,7 +98,7 @@ def mathoverflow(nights: int) -> Stream:
         since = first + step * WEEK
         return table.filter(pl.col("time").is_between(since, since + WEEK, closed="left"))
 
-    settings = {"rank": 64, "step": "1w", "last": "52w", "freqs": "all"}
+    settings = {"rank": 128, "step": "1w", "last": "52w", "freqs": "all"}
     return Stream("sx-mathoverflow, weeks", "1w", first, 52, week, settings)
 
 
