@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 include deploy/worker.env
 export
 
-.PHONY: setup demo screenshot test lint types check benchmarks paper clean cluster-test deploy-setup deploy-test lock audit oldest-test
+.PHONY: setup demo screenshot test lint types check benchmarks paper clean cluster-test deploy-setup deploy-test lock lock-test audit oldest-test
 
 setup: $(VENV)/.installed
 
@@ -61,6 +61,16 @@ lock: deploy-setup
 	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header \
 	  --output-file deploy/requirements.lock pyproject.toml
 
+# What the image's build does, without the image: install the lock, then this checkout, fetching nothing more.
+LOCKED := .venv-locked
+lock-test:
+	$(PYTHON) -m venv $(LOCKED)
+	$(LOCKED)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+	  -r deploy/requirements.lock
+	$(LOCKED)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-index .
+	$(LOCKED)/bin/python -m pip check
+	$(LOCKED)/bin/toffee demo --out $(LOCKED)/demo
+
 audit: deploy-setup
 	.ci/audit $(BIN)
 
@@ -91,4 +101,4 @@ benchmarks: setup
 	$(BIN)/python benchmarks/future.py
 
 clean:
-	rm -rf $(VENV) $(OLDEST) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(LOCKED) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

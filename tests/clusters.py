@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import socket
 import subprocess
@@ -177,3 +178,25 @@ def digests(run: Path) -> dict[str, str]:
     """Return a digest of every Parquet file of a run, by its name."""
     files = sorted(path for path in run.rglob("*.parquet") if "work" not in path.relative_to(run).parts)
     return {str(p.relative_to(run)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def preload(path: Path, code: str) -> dict[str, str]:
+    """Return an environment whose workers, of any cluster, load some code when they start."""
+    path.write_text(code)
+    return {"DASK_DISTRIBUTED__WORKER__PRELOAD": json.dumps([str(path)])}
+
+
+def slow_slices(path: Path, seconds: float) -> dict[str, str]:
+    """Return an environment whose workers take a moment for every slice, so that a test can act between."""
+    return preload(
+        path,
+        f"""
+import time
+from toffee_dist import tasks
+def slowly(*given, solve=tasks.solve_slices):
+    for factors in solve(*given):
+        time.sleep({seconds})
+        yield factors
+tasks.solve_slices = slowly
+""",
+    )

@@ -90,6 +90,13 @@ def test_plan_embed_and_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[st
     plan = json.loads(capsys.readouterr().out)
     assert plan["n_freqs"] == 5
     assert plan["worker_bytes"]["1"] > plan["task_bytes"]
+    for memory, code in (("100MiB", 4), ("plenty", 2)):
+        with pytest.raises(SystemExit) as stopped:
+            main(["plan", "--config", str(config), "--memory", memory])
+        assert stopped.value.code == code
+    capsys.readouterr()
+    main(["plan", "--config", str(config), "--memory", "8GiB", "--json"])
+    assert json.loads(capsys.readouterr().out) == plan
     main(["embed", "--config", str(config), "--json"])
     done = json.loads(capsys.readouterr().out)
     assert done["solved"] == 5

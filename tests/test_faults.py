@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from tests import clusters
-from tests.clusters import digests, job, write_edges
+from tests.clusters import digests, job, preload, slow_slices, write_edges
 from toffee_dist.pipeline import resume_run, start_run
 from toffee_dist.slices import is_finished
 from toffee_dist.store import RunFolder, find_unfinished, list_runs
@@ -46,27 +46,10 @@ def undisturbed(edges: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return digests(start_run(config).run.path)
 
 
-# Makes every slice take a moment, so that a test can act between two of them.
-SLOW = """
-import time
-from toffee_dist import tasks
-def slowly(tensor, freqs, options, solve=tasks.solve_slices):
-    for factors in solve(tensor, freqs, options):
-        time.sleep(0.15)
-        yield factors
-tasks.solve_slices = slowly
-"""
-
-
 @pytest.fixture
 def slow_workers(tmp_path: Path) -> dict[str, str]:
-    """An environment whose workers, of any cluster, load the code above when they start."""
-    return preload(tmp_path / "slow.py", SLOW)
-
-
-def preload(path: Path, code: str) -> dict[str, str]:
-    path.write_text(code)
-    return {"DASK_DISTRIBUTED__WORKER__PRELOAD": json.dumps([str(path)])}
+    """An environment whose workers take a moment for every slice."""
+    return slow_slices(tmp_path / "slow.py", 0.15)
 
 
 @contextmanager

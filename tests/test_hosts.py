@@ -17,7 +17,7 @@ import hosts
 import psutil
 import pytest
 
-from tests.clusters import digests, job
+from tests.clusters import digests, job, slow_slices
 from tests.nights import night, write_days
 from tests.test_faults import wait_until
 from toffee_dist.demo import make_graph
@@ -30,17 +30,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 DEMO = {"step": "6h", "undirected": True, "rank": 16, "freqs": "lowest:48"}
 SECONDS = 240
 
-# Makes every slice take a moment, so that a host can be cut off between two of them.
-SLOW = """
-import time
-from toffee_dist import tasks
-def slowly(*given, solve=tasks.solve_slices):
-    for factors in solve(*given):
-        time.sleep(0.1)
-        yield factors
-tasks.solve_slices = slowly
-"""
-
 
 BUCKET = "s3://graphs"
 S3_PORT = 9000
@@ -52,11 +41,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hosts.Cluster]
     if reason := hosts.why_not():
         pytest.skip(f"no hosts on this machine: {reason}")
     folder = tmp_path_factory.mktemp("hosts")
-    (folder / "slow.py").write_text(SLOW)
     with hosts.network() as network:
         storage = network.add("storage")
         environment = {
-            "DASK_DISTRIBUTED__WORKER__PRELOAD": json.dumps([str(folder / "slow.py")]),
+            **slow_slices(folder / "slow.py", 0.1),
             "AWS_ENDPOINT_URL": f"http://{storage.address}:{S3_PORT}",
             "AWS_ACCESS_KEY_ID": "nobody",
             "AWS_SECRET_ACCESS_KEY": "nothing",

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from tests import clusters
-from tests.clusters import digests, job, write_edges
-from tests.test_faults import embed, finish, finished, only_run, preload, toffee
+from tests.clusters import digests, job, slow_slices, write_edges
+from tests.test_faults import embed, finish, finished, only_run, toffee
 from toffee_dist.pipeline import start_run
 from toffee_dist.runtime import cluster
 
@@ -76,24 +76,12 @@ def wait_for(condition: Callable[[], Any]) -> Any:
     return found
 
 
-# A slice takes a moment: workers whose life is short see several of them.
-SLOW = """
-import time
-from toffee_dist import tasks
-def slowly(*given, solve=tasks.solve_slices):
-    for factors in solve(*given):
-        time.sleep(0.8)
-        yield factors
-tasks.solve_slices = slowly
-"""
-
-
 def test_workers_of_short_life_and_one_that_is_lost(tmp_path: Path) -> None:
     """Spot machines: each worker leaves after some seconds and comes again; one goes without a word."""
     edges = write_edges(tmp_path / "edges.parquet", nodes=300, events=6000, days=60)
     out = tmp_path / "out"
     expected = digests(start_run(job(edges, tmp_path / "threads", rank=24)).run.path)
-    environment = SETTINGS | preload(tmp_path / "slow.py", SLOW)
+    environment = SETTINGS | slow_slices(tmp_path / "slow.py", 0.8)
     with clusters.cluster(workers=0, environment=environment) as running:
         for _ in range(2):
             running.add_worker(*LEAVING, "--lifetime=15s", "--lifetime-stagger=5s", "--lifetime-restart")
@@ -113,7 +101,7 @@ def test_nothing_listens_beyond_the_loopback(tmp_path: Path, mode: str) -> None:
     """All sockets of a local run, dashboard or not, its workers' too."""
     edges = write_edges(tmp_path / "edges.parquet", nodes=300, events=6000, days=60)
     out = tmp_path / "out"
-    environment = preload(tmp_path / "slow.py", SLOW)
+    environment = slow_slices(tmp_path / "slow.py", 0.8)
     with toffee(*embed(edges, out, mode, 2), environment=environment) as run:
         wait_for(lambda: len(finished(out)) >= 2)
         main = psutil.Process(run.pid)

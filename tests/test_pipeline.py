@@ -17,7 +17,7 @@ import pytest
 
 from tests import clusters
 from tests.clusters import digests, job, write_edges
-from toffee_dist import Toffee, load_run, models, plan, runtime
+from toffee_dist import Toffee, load_run, models, plan, survey
 from toffee_dist.errors import ConfigError, InputError, TooLargeError, UnfinishedError
 from toffee_dist.models import ModelOptions
 from toffee_dist.pipeline import resume_run, start_run
@@ -361,12 +361,12 @@ def test_little_passes_through_the_client(
 def test_workers_that_cannot_serve_are_refused(
     edges: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any], message: str
 ) -> None:
-    real = runtime.probe
+    real = survey.probe
 
     def other(folder: str, token: str, dask_worker: Any = None) -> dict[str, Any]:
         return real(folder, token, dask_worker) | answer
 
-    monkeypatch.setattr(runtime, "probe", other)
+    monkeypatch.setattr(survey, "probe", other)
     with pytest.raises(ConfigError, match=message):
         start_run(job(edges, tmp_path))
     assert list_runs(tmp_path) == []

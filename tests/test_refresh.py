@@ -21,9 +21,10 @@ from toffee_dist.align import row_cosines
 from toffee_dist.cli import cli
 from toffee_dist.errors import ConfigError, InputError, QualityError, UnfinishedError
 from toffee_dist.operations import describe_runs, hold_lock, roll_back
-from toffee_dist.refresh import find_window, refresh
+from toffee_dist.refresh import refresh
 from toffee_dist.store import find_run, find_unfinished, list_runs, point_to
 from toffee_dist.timegrid import TimeScale
+from toffee_dist.window import find_window
 
 
 @pytest.fixture

@@ -28,12 +28,12 @@ from tests.nights import night, write_days
 from toffee_dist import load_run, pipeline, writer
 from toffee_dist.cli import cli
 from toffee_dist.errors import ConfigError, InputError, QualityError
+from toffee_dist.periods import name_period
 from toffee_dist.pipeline import start_run
 from toffee_dist.progress import Progress
 from toffee_dist.refresh import refresh
 from toffee_dist.report import ReportTask, gather, layout, sample, try_report, write
 from toffee_dist.report.page import bullets, render, table
-from toffee_dist.report.periods import name_period
 from toffee_dist.store import place
 from toffee_dist.timegrid import TimeGrid, TimeScale, build_grid
 
@@ -525,11 +525,11 @@ import json, sys
 from pathlib import Path
 from toffee_dist import pipeline
 from toffee_dist.report import REPORT, write_report
-from toffee_dist.runtime import _high_water
+from toffee_dist.survey import high_water
 run = Path(sys.argv[1])
-before = _high_water()
+before = high_water()
 write_report(run, json.loads((run / "manifest.json").read_text()), run / REPORT)
-print(_high_water() - before)
+print(high_water() - before)
 """
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests import clusters
-from tests.clusters import digests, job, write_edges
-from tests.test_faults import finish, preload, toffee
+from tests.clusters import digests, job, preload, write_edges
+from tests.test_faults import finish, toffee
 from toffee_dist.pipeline import resume_run, start_run
 from toffee_dist.store import find_unfinished
 from toffee_dist.watchdog import Watch, diagnose, within

@@ -30,7 +30,8 @@ class Bench:
     """A client and a folder that its workers share: where an estimator has its slices solved."""
 
     def __init__(self, client: Any, storage: str | None) -> None:
-        from toffee_dist.runtime import runner, survey
+        from toffee_dist.runtime import runner
+        from toffee_dist.survey import ask_workers
 
         self.path = place(storage or tempfile.gettempdir()) / f"toffee-{uuid.uuid4().hex[:12]}"
         self.path.mkdir(mode=0o700)
@@ -39,7 +40,7 @@ class Bench:
         weakref.finalize(self, remove_tree, self.path)
         self.run: Run = runner(client)
         self._staged: TemporalTensor | None = None
-        survey(client, self.path)
+        ask_workers(client, self.path)
 
     def solve(
         self, tensor: TemporalTensor, freqs: Sequence[int], options: SolveOptions, reduce: str = "sum"

@@ -83,17 +83,18 @@ def plan_command(inputs: tuple[str, ...], config: str | None, as_json: bool, **o
     """Say what embed would do: frequencies, tasks, memory, disk, time. Solves nothing.
 
     Reads the input once. Nodes and pairs are estimates, to within 3 %; the time is of one core of a machine
-    like ours.
+    like ours. With --memory, what would not fit into such a worker is refused as embed would refuse it.
 
     \b
     Example:
       toffee plan edges/*.parquet --rank 64 --outputs embedding,trajectory --freqs all
     """
     from toffee_dist.edges import estimate
-    from toffee_dist.plan import Shape, describe_plan, make_plan, plan_json
+    from toffee_dist.plan import Shape, describe_plan, make_plan, parse_bytes, plan_json
     from toffee_dist.runtime import open_cluster, runner
 
     settings = JobConfig.read({"inputs": inputs or None, **options}, config)
+    memory = None if settings.memory is None else parse_bytes(settings.memory)
     progress = choose_progress(quiet=as_json)
     with open_cluster(settings) as client, progress.stage("scan") as done:
         found = estimate(
@@ -112,6 +113,9 @@ def plan_command(inputs: tuple[str, ...], config: str | None, as_json: bool, **o
     )
     plan = make_plan(shape, settings)
     click.echo(json.dumps(plan_json(plan)) if as_json else describe_plan(plan))
+    if memory is not None:
+        threads = settings.workers or 1 if settings.mode == "threads" else 1
+        plan.check_memory(memory, threads, "a worker")
 
 
 @cli.command("embed", short_help="Read edges and publish vectors: the whole job")

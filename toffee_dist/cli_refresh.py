@@ -94,7 +94,7 @@ def rollback_command(path: str, to: str | None, as_json: bool) -> None:
 @click.argument("path", metavar="OUT")
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 @click.option("--to", required=True, metavar="FILE", help="Parquet file for the vectors of the new nodes.")
-@config_options(RuntimeSettings)
+@config_options(RuntimeSettings, without=("memory",))
 @_json
 def fold_in_command(
     path: str, inputs: tuple[str, ...], to: str, config: str | None, as_json: bool, **options: Any

@@ -25,6 +25,7 @@ from toffee_dist.schema import ColumnOptions
 from toffee_dist.solvers.base import Precision, SolveOptions, SolverName
 from toffee_dist.tensor import Entry, PairWeight
 from toffee_dist.timegrid import TimeUnit
+from toffee_dist.watchdog import STALL
 
 Output = Literal["embedding", "trajectory", "factors", "spectrum"]
 
@@ -189,7 +190,7 @@ class RuntimeSettings(Settings):
         60.0, gt=0, description="Seconds to wait for workers, at the start and when all are lost."
     )
     stall: float = Field(
-        14_400.0,
+        STALL,
         ge=0,
         description="Seconds in which no task ends and none begins before the job gives up; 0: never.",
     )

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from toffee_dist.config import JobConfig
 from toffee_dist.errors import ConfigError
+from toffee_dist.periods import name_period
 from toffee_dist.pipeline import start_run
 from toffee_dist.progress import Progress
 from toffee_dist.report import REPORT
 from toffee_dist.report.page import open_page
-from toffee_dist.report.periods import name_period
 from toffee_dist.run import load_run
 
 N_NODES, N_COMMUNITIES, N_WEEKS, STEPS_A_DAY = 240, 4, 8, 4

@@ -23,13 +23,22 @@ from typing import Any
 
 import numpy as np
 
-from toffee_dist import activity, drift, parts, runtime, staging, tables, tasks
+from toffee_dist import activity, drift, parts, runtime, staging, survey, tables, tasks
 from toffee_dist.config import JobConfig, RefreshConfig
 from toffee_dist.edges import ingest
 from toffee_dist.errors import ConfigError, InputError, QualityError, TooLargeError, UnfinishedError
 from toffee_dist.expiry import ExpireTask, expire_nodes, kept_path
 from toffee_dist.gate import Following, Night, judge
-from toffee_dist.plan import Plan, Shape, batch_freqs, iter_parts, make_plan, part_rows, wanted_parts
+from toffee_dist.plan import (
+    Plan,
+    Shape,
+    batch_freqs,
+    iter_parts,
+    make_plan,
+    parse_bytes,
+    part_rows,
+    wanted_parts,
+)
 from toffee_dist.progress import Progress
 from toffee_dist.report import REPORT, ReportTask, try_report
 from toffee_dist.slices import HELD, MODEL, REDUCED, array_path, is_finished, slice_name
@@ -151,7 +160,7 @@ def _work(config: JobConfig, run: RunFolder, progress: Progress) -> Outcome:
         client = stack.enter_context(runtime.open_cluster(config))
         if client.dashboard_link and "://" in config.mode:
             progress.say(f"dashboard: {client.dashboard_link}")
-        workers = runtime.survey(client, run.work)
+        workers = survey.ask_workers(client, run.work)
         if not run.staged:
             with progress.stage("ingest") as done:
                 on = task_runner(client, config, run, done)
@@ -166,7 +175,7 @@ def _work(config: JobConfig, run: RunFolder, progress: Progress) -> Outcome:
                 stack.close()
                 chosen = config.model_copy(update={"mode": mode, "workers": config.workers or count})
                 client = stack.enter_context(runtime.open_cluster(chosen))
-                workers = runtime.survey(client, run.work)
+                workers = survey.ask_workers(client, run.work)
         _check_memory(config, plan, workers)
         return _Job(config, run, client, plan, grid, progress).finish()
 
@@ -193,7 +202,7 @@ def task_runner(client: Any, config: JobConfig, run: RunFolder, done: Callable[[
 
 
 def _ingest(
-    config: JobConfig, run: RunFolder, workers: list[runtime.Worker], on: runtime.Run, progress: Progress
+    config: JobConfig, run: RunFolder, workers: list[survey.Worker], on: runtime.Run, progress: Progress
 ) -> None:
     def check(n_nodes: int, n_steps: int) -> None:
         # As soon as the nodes are counted: hours of reading must not come before a refusal.
@@ -208,7 +217,7 @@ def _ingest(
 
 
 def _check_memory(
-    config: JobConfig, plan: Plan, workers: list[runtime.Worker], threads: int | None = None
+    config: JobConfig, plan: Plan, workers: list[survey.Worker], threads: int | None = None
 ) -> None:
     for worker in workers:
         memory = allowed_memory(config, worker.memory)
@@ -218,16 +227,6 @@ def _check_memory(
 def allowed_memory(config: JobConfig, found: int) -> int:
     """Return what a worker may use: what the user said, or what it has."""
     return found if config.memory is None else parse_bytes(config.memory)
-
-
-def parse_bytes(text: str) -> int:
-    """Read ``8GiB``, ``500MB`` or a plain number of bytes."""
-    from dask.utils import parse_bytes as parse
-
-    try:
-        return int(parse(text))
-    except ValueError:
-        raise ConfigError("memory", got=repr(text), allowed="bytes such as 8GiB or 500MB") from None
 
 
 def free_bytes(folder: Path) -> int:
@@ -468,7 +467,7 @@ class _Job:
             )
         reasons = self.judge()
         self.check_place()
-        self.outcome.figures["peak_bytes"] = runtime.peak_bytes(self.client)
+        self.outcome.figures["peak_bytes"] = survey.peak_bytes(self.client)
         manifest = {
             "state": "rejected" if reasons else "published",
             "begun": job["begun"],
@@ -476,7 +475,7 @@ class _Job:
             "config": job["config"],
             "identity": job["identity"],
             "fingerprint": ingested["summary"]["fingerprint"],
-            "versions": runtime.versions(),
+            "versions": survey.versions(),
             "directed": self.shape.directed,
             "summary": ingested["summary"],
             "grid": ingested["grid"],

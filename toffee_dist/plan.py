@@ -11,15 +11,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from toffee_dist.config import ModelSettings, RefreshSettings
-from toffee_dist.errors import TooLargeError
+from toffee_dist.errors import ConfigError, TooLargeError
 from toffee_dist.frequencies import parse_freqs
 from toffee_dist.parts import Part
 from toffee_dist.spectrum import BLOCK_BYTES, count_freqs
 
 MIB = 2**20
-# A process with our libraries after one small job, 322 MiB measured, and what it keeps of the memory that
-# other stages have freed: up to 16 beyond the projection without it.
-BASE_BYTES = 352 * MIB
+# A process with our libraries after one small job, 322 MiB measured, and what polars keeps of the memory that
+# the ingest has freed, 81 measured (everything else is given back after every task).
+BASE_BYTES = 416 * MIB
 # What a task of the ingest holds, by its own bounds (benchmarks/ingest.py: 280 MiB with the process).
 INGEST_BYTES = 200 * MIB
 # What a part holds; parts of this size take seconds, and a million nodes make dozens.
@@ -380,6 +380,16 @@ def _disk_bytes(shape: Shape, settings: ModelSettings, output: Part, n_freqs: in
     if output in ("trajectory", "factors/A_time"):
         return 4 * settings.rank * shape.n_steps + 16
     return 4 * settings.rank + 16
+
+
+def parse_bytes(text: str) -> int:
+    """Read ``8GiB``, ``500MB`` or a plain number of bytes."""
+    from dask.utils import parse_bytes as parse
+
+    try:
+        return int(parse(text))
+    except ValueError:
+        raise ConfigError("memory", got=repr(text), allowed="bytes such as 8GiB or 500MB") from None
 
 
 def show_bytes(count: float) -> str:

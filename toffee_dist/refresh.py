@@ -39,98 +39,11 @@ from toffee_dist.store import (
     read_json,
     write_json,
 )
-from toffee_dist.timegrid import SECONDS, TimeGrid, TimeScale, build_grid, last_window, parse_moment
+from toffee_dist.timegrid import TimeGrid
+from toffee_dist.window import Window, count_steps, find_expiry, find_window
 
 # What a later night may change without becoming another chain: what it reads, where it runs, its limits.
 _FREE = {"inputs", "since", "until", "last", "known", "on_bad_rows", "outputs", "freqs", "tol", "max_iter"}
-
-
-@dataclass(frozen=True)
-class Window:
-    """The steps [since, until) of a night, in ticks."""
-
-    scale: TimeScale
-    since: int
-    until: int
-
-    @property
-    def texts(self) -> tuple[str, str]:
-        """Both ends, as --since and --until read them."""
-        return self.scale.show(self.since), self.scale.show(self.until)
-
-
-def find_window(config: RefreshConfig, scale: TimeScale, newest: int, now: int | None = None) -> Window:
-    """Return the window of a night: the last complete step and those before it.
-
-    A step is complete when it is over: by --as-of, else by the clock. Without new edges the window ends with
-    the step of the newest one. Times that are plain numbers have no clock: there all steps with edges count.
-
-    Parameters
-    ----------
-    config
-        ``step``, ``last`` and ``as_of``.
-    scale, newest
-        What a time is, and that of the newest edge.
-    now
-        The moment in ticks, for instants; default: the clock.
-    """
-    length = check_steps(config, scale)
-    until = _step(config.step, newest, scale)[1]
-    if config.as_of is not None:
-        until = min(until, _step(config.step, parse_moment(config.as_of, scale, "--as-of"), scale)[0])
-    elif scale.instant:
-        clock = int(time.time() * scale.ticks) if now is None else now
-        until = min(until, _step(config.step, clock, scale)[0])
-    day = SECONDS["d"]
-    if scale.instant and length % day == 0 and config.step[-1] in "dw":
-        # Days of the calendar, of which some have 23 or 25 hours.
-        return Window(scale, last_window(f"{length // day}d", until - 1, scale), until)
-    return Window(scale, until - length * scale.ticks, until)
-
-
-def check_steps(config: RefreshConfig, scale: TimeScale) -> int:
-    """Refuse steps that would begin elsewhere in another night's window; return the window's length."""
-    if config.since is not None or config.until is not None or config.known is not None:
-        raise ConfigError(
-            "since, until and known of a refresh",
-            got="one of them",
-            allowed="last and as_of",
-            remedy="A refresh finds its window and its nodes itself.",
-        )
-    if config.last is None:
-        raise ConfigError("last", got="nothing", allowed="a length such as 90d", remedy="Add --last 90d.")
-    step, last = (_length(text, scale) for text in (config.step, config.last))
-    day = SECONDS["d"]
-    tiles = step is not None and (not scale.instant or step in (day, 7 * day) or day % step == 0)
-    if step is None or not tiles:
-        raise ConfigError(
-            "step of a refresh",
-            got=config.step,
-            allowed="1w, 1d, hours, minutes or seconds that divide a day; a whole number for numbers",
-            remedy="Other steps would begin elsewhere every night.",
-        )
-    if last is None or last % step:
-        raise ConfigError(
-            "last", got=config.last, allowed=f"a multiple of the step, {config.step}, in its unit or another"
-        )
-    return last
-
-
-def _length(text: str, scale: TimeScale) -> int | None:
-    """Return seconds (instants) or units (numbers); None for what is neither."""
-    if not scale.instant:
-        return int(text) if text.isdecimal() and int(text) else None
-    count, unit = text[:-1].strip(), text[-1:]
-    return int(count) * SECONDS[unit] if unit in SECONDS and count.isdecimal() and int(count) else None
-
-
-def _step(step: str, tick: int, scale: TimeScale) -> tuple[int, int]:
-    """Return the first tick of the step that holds a tick, and the first one after it."""
-    if not scale.instant:
-        width = int(step) * scale.ticks
-        return tick // width * width, (tick // width + 1) * width
-    grid = build_grid(step, tick, tick, scale)
-    return grid.start(0), grid.start(0) + grid.width if grid.width else grid.edges[1]
 
 
 @dataclass
@@ -402,31 +315,6 @@ def check_clock(config: RefreshConfig, before: dict[str, Any], window: Window) -
             allowed="a window that ends no earlier",
             remedy="Is the clock right, and are all files there? The past is asked for by --as-of.",
         )
-
-
-def find_expiry(config: RefreshConfig, window: Window) -> int | None:
-    """Return the tick before which a node must not have been seen last; None: nodes stay for ever."""
-    if config.expire is None:
-        return None
-    length, last = (_length(text, window.scale) for text in (config.expire, config.last or ""))
-    if length is None or last is None or length < last:
-        raise ConfigError(
-            "expire",
-            got=config.expire,
-            allowed=f"a length of at least {config.last}, the window's",
-            remedy="Write it as 365d, or leave it out to keep every node.",
-        )
-    return window.until - length * window.scale.ticks
-
-
-def count_steps(step: str, since: int, window: Window) -> int:
-    """Return how many steps of a window begin at `since` or later."""
-    if window.until <= since:
-        return 0
-    if not window.scale.instant:
-        return -(-(window.until - since) // (int(step) * window.scale.ticks))
-    grid = build_grid(step, since, window.until - 1, window.scale)
-    return grid.n_steps
 
 
 def _find_warm(config: RefreshConfig, latest: RunFolder, grid: TimeGrid, window: Window) -> dict[str, str]:

@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+# Seconds without progress that are too many, where nobody says otherwise: more than any task should take.
+STALL = 14_400.0
 # Seconds for each question to a cluster that may itself be what hangs.
 ANSWER = 15.0
 # Lines of each log, finished tasks, characters of a task's own description.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from toffee_dist.ask.neighbors import describe_rows, search
 from toffee_dist.ask.nodes import Node, find_node
 from toffee_dist.ask.vectors import Vectors, find_blocks, read_nodes
-from toffee_dist.timegrid import TimeGrid
+from toffee_dist.periods import name_period
 
 if TYPE_CHECKING:
     from toffee_dist.run import Run
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 CHANCE = 0.01
 # Frequencies below which a floor cannot be told from what stands out of it.
 ENOUGH_FREQS = 8
-_UNITS = (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +62,7 @@ def find_rhythm(run: Run, node: object, k: int = 10, space: str | None = None) -
         {
             "k": strong,
             "period_steps": periods,
-            "period": [show_period(run.grid, period) for period in periods],
+            "period": [name_period(period, run.grid) for period in periods],
             "energy": energies[strong],
             "times_floor": energies[strong] / floor if floor > 0 else np.full(len(strong), np.inf),
         },
@@ -106,21 +105,3 @@ def standing_out(energies: NDArray[np.float64], n_steps: int) -> tuple[NDArray[n
     chance = gammaincc(shape, shape * others / floor)
     strong = np.flatnonzero(chance * len(others) < CHANCE)
     return 1 + strong[np.argsort(-others[strong], kind="stable")], floor
-
-
-def show_period(grid: TimeGrid, period_steps: Any) -> str:
-    """Return a period as a person would say it: ``every 7.0 days``.
-
-    Examples
-    --------
-    >>> from toffee_dist.timegrid import TimeScale, build_grid
-    >>> grid = build_grid("6h", 0, 30 * 86400, TimeScale(1, True))
-    >>> show_period(grid, 28.0), show_period(grid, 2.0)
-    ('every 7.0 days', 'every 12.0 hours')
-    """
-    if not grid.scale.instant or grid.step == "distinct":
-        return f"every {float(period_steps):.1f} steps"
-    width = grid.width or (grid.edges[-1] - grid.edges[0]) / (len(grid.edges) - 1)
-    seconds = float(period_steps) * width / grid.scale.ticks
-    name, size = next((unit for unit in _UNITS if seconds >= unit[1]), _UNITS[-1])
-    return f"every {seconds / size:.1f} {name}"

@@ -10,9 +10,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from toffee_dist.frequencies import SIGNIFICANT
+from toffee_dist.periods import name_period
 from toffee_dist.report.gather import NodeMap, Paths
 from toffee_dist.report.page import asset
-from toffee_dist.report.periods import name_period
 from toffee_dist.timegrid import TimeGrid
 
 _INPUT_STYLE = """

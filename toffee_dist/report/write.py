@@ -9,11 +9,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from toffee_dist.periods import name_period
 from toffee_dist.plan import show_bytes
 from toffee_dist.report.gather import Facts, gather
 from toffee_dist.report.layout import Method
 from toffee_dist.report.page import Section, bullets, render, table
-from toffee_dist.report.periods import name_period
 from toffee_dist.store import place, read_json, replacing
 
 REPORT = "report.html"
