@@ -11,10 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 from graphs import SOURCES, load_graph
-from links import Split, best_operator, draw_examples
+from links import best_operator, draw_all
 from report import one_thread, print_json, print_table
 
 from toffee_dist import Toffee
+from toffee_dist.evaluation.protocols import Split
 from toffee_dist.solvers import SolveOptions, solve_slices
 
 WEIGHTS = [("binary", "unit"), ("binary", "log"), ("binary", "raw"), ("count", "log"), ("count", "raw")]
@@ -24,8 +25,8 @@ REGS = [0.0, 1e-4, 1e-2, 1e-1, 1.0]
 def by_graph(name: str, seeds: int) -> dict[str, float]:
     """Return the best operator's F1 for every entry and pair_weight at λ = 0.01, and for every λ."""
     graph, source = load_graph(name), SOURCES[name]
-    split = Split.validation(graph)
-    examples = list(draw_examples(graph, split, range(seeds)))
+    split = Split.validation(len(graph.time))
+    examples = draw_all(graph, split, seeds)
     cases = [(entry, weight, 1e-2) for entry, weight in WEIGHTS]
     cases += [(*WEIGHTS[0], reg) for reg in REGS if reg != 1e-2]
     found = {}

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import scipy.sparse.linalg as sla
 from graphs import SOURCES, load_graph
-from links import Split, best_operator, both_roles, draw_examples, memory
+from links import best_operator, both_roles, draw_all, memory
 from numpy.typing import NDArray
 from report import one_thread, print_json, print_table, timed
 
 from toffee_dist import TemporalTensor, Toffee
+from toffee_dist.evaluation.protocols import Split
 from toffee_dist.spectrum import iter_values, slice_matrix
 
 # The best row of the published comparison (peers.md, c): t-SVD of 0/1 pair totals.
@@ -38,10 +39,10 @@ def tsvd(tensor: TemporalTensor, rank: int) -> NDArray[Any]:
 
 def measure(name: str, seeds: int) -> tuple[list[object], dict[str, float]]:
     graph, source = load_graph(name), SOURCES[name]
-    split = Split.test(graph)
+    split = Split.test(len(graph.time))
     learn = slice(0, split.learn)
     tensor = graph.tensor(source.step, learn, directed=False)
-    examples = list(draw_examples(graph, split, range(seeds)))
+    examples = draw_all(graph, split, seeds)
     rank = source.rank
     ((seconds, model),) = timed(lambda: Toffee(rank=rank).fit(tensor))
     toffee, operator = best_operator(model.embedding_, examples)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -370,3 +371,28 @@ def test_workers_that_cannot_serve_are_refused(
     with pytest.raises(ConfigError, match=message):
         start_run(job(edges, tmp_path))
     assert list_runs(tmp_path) == []
+
+
+def test_a_dashboard_is_named_where_there_is_one(edges: Path, tmp_path: Path) -> None:
+    from distributed import LocalCluster
+
+    said: list[str] = []
+
+    class Said(Progress):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    start_run(job(edges, tmp_path / "out", mode="threads"), Said())
+    assert not any("dashboard" in text for text in said)
+    with LocalCluster(
+        n_workers=1,
+        processes=False,
+        protocol="tcp",
+        host="127.0.0.1",
+        dashboard_address="127.0.0.1:0",
+        worker_dashboard_address="127.0.0.1:0",
+    ) as local:
+        start_run(job(edges, tmp_path / "out", mode=local.scheduler_address), Said())
+        (line,) = (text for text in said if "dashboard" in text)
+        with urllib.request.urlopen(line.partition(": ")[2], timeout=10) as page:
+            assert page.status == 200

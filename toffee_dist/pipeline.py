@@ -158,8 +158,8 @@ def resume_run(run: RunFolder, where: dict[str, Any], progress: Progress | None 
 def _work(config: JobConfig, run: RunFolder, progress: Progress) -> Outcome:
     with ExitStack() as stack:
         client = stack.enter_context(runtime.open_cluster(config))
-        if client.dashboard_link and "://" in config.mode:
-            progress.say(f"dashboard: {client.dashboard_link}")
+        if dashboard := survey.find_dashboard(client):
+            progress.say(f"dashboard: {dashboard}")
         workers = survey.ask_workers(client, run.work)
         if not run.staged:
             with progress.stage("ingest") as done:

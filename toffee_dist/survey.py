@@ -83,6 +83,19 @@ def probe(folder: str, token: str, dask_worker: Any = None) -> dict[str, Any]:
     }
 
 
+def find_dashboard(client: Any) -> str | None:
+    """Return the address of the dashboard; the scheduler names a port even where it serves none."""
+    try:
+        return str(client.dashboard_link) if client.run_on_scheduler(serves_dashboard) else None
+    except OSError as error:
+        raise lost(str(error)) from None
+
+
+def serves_dashboard(dask_scheduler: Any = None) -> bool:
+    """Run on a scheduler: say whether pages were added to its HTTP server."""
+    return bool(dask_scheduler.http_application.applications)
+
+
 def peak_bytes(client: Any) -> int | None:
     """Return the most memory that one worker process had so far, where the system tells."""
     try:
