@@ -23,6 +23,7 @@ from tests import clusters, s3
 from tests.nights import night, write_day, write_days
 from toffee_dist import Toffee, entries, load_run, operations, plan, registry, remote, runtime
 from toffee_dist import cache as caches
+from toffee_dist.cli import main
 from toffee_dist.config import JobConfig, RuntimeSettings
 from toffee_dist.edges import IngestConfig, ingest
 from toffee_dist.errors import ConfigError, InputError, UnfinishedError
@@ -146,6 +147,36 @@ def test_the_command_line(store: s3.Proxy, there: str, edges: Path, tmp_path: Pa
     assert digests(place(json.loads(done.stdout)["run"])) == clusters.digests(local)
     [row] = json.loads(toffee("runs", out, "--json").stdout)
     assert row["latest"]
+
+
+def test_questions_and_exports(
+    store: s3.Proxy, there: str, edges: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = s3.unique("ask")
+    for inputs, where in ((there, out), (str(edges), str(tmp_path / "out"))):
+        start_run(job(inputs, where, outputs=("embedding", "trajectory", "spectrum")))
+
+    def ask(run: str, command: str, *words: str) -> Any:
+        main([command, run, *words, "--json"])
+        return json.loads(capsys.readouterr().out)
+
+    questions = [
+        ("neighbors", "n00017", "-k", "3"),
+        ("neighbors", "n00017", "--at", "5"),
+        ("trajectory", "n00017"),
+        ("similar-periods", "n00017"),
+        ("score", "n00017,n00042"),
+    ]
+    for question in questions:
+        assert ask(out, *question) == ask(str(tmp_path / "out"), *question)
+    for form in ("word2vec", "numpy", "pgvector"):
+        for name, run in (("there", out), ("here", str(tmp_path / "out"))):
+            ask(run, "export", "--format", form, "--to", str(tmp_path / f"{form}-{name}"))
+    for form in ("word2vec", "pgvector"):
+        assert (tmp_path / f"{form}-there").read_bytes() == (tmp_path / f"{form}-here").read_bytes()
+    for name in ("vectors.npy", "ids.npy"):
+        there_, here = (tmp_path / f"numpy-{where}" / name for where in ("there", "here"))
+        assert there_.read_bytes() == here.read_bytes()
 
 
 def test_nights(store: s3.Proxy, tmp_path: Path) -> None:
