@@ -169,6 +169,8 @@ def test_questions_and_exports(
     ]
     for question in questions:
         assert ask(out, *question) == ask(str(tmp_path / "out"), *question)
+    assert len(ask(out, "index")["files"]) == 3
+    assert ask(out, *questions[0]) == ask(str(tmp_path / "out"), *questions[0])
     for form in ("word2vec", "numpy", "pgvector"):
         for name, run in (("there", out), ("here", str(tmp_path / "out"))):
             ask(run, "export", "--format", form, "--to", str(tmp_path / f"{form}-{name}"))
