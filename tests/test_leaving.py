@@ -101,7 +101,7 @@ def test_nothing_listens_beyond_the_loopback(tmp_path: Path, mode: str) -> None:
     """All sockets of a local run, dashboard or not, its workers' too."""
     edges = write_edges(tmp_path / "edges.parquet", nodes=300, events=6000, days=60)
     out = tmp_path / "out"
-    environment = slow_slices(tmp_path / "slow.py", 0.8)
+    environment = slow_slices(tmp_path / "slow.py", 0.3)
     with toffee(*embed(edges, out, mode, 2), environment=environment) as run:
         wait_for(lambda: len(finished(out)) >= 2)
         main = psutil.Process(run.pid)
