@@ -203,3 +203,11 @@ def test_wrong_options_point_to_their_help(
         main(words)
     assert stop.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_nothing_slow_is_loaded_before_it_is_needed() -> None:
+    """What a command waits for at its start, and every worker of every job."""
+    code = "import sys, toffee_dist.cli, toffee_dist.pipeline; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "polars" in loaded.split()
+    assert not {"sparse", "numba", "pandas", "pyarrow.dataset", "sklearn", "bokeh"} & {*loaded.split()}

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -22,6 +21,8 @@ from toffee_dist.store import FORMAT, RunFolder, fetched, find_run, place, read_
 from toffee_dist.timegrid import TimeGrid
 
 if TYPE_CHECKING:
+    import pyarrow.dataset as ds
+
     from toffee_dist.ask import NodeTrajectory, Rhythm
     from toffee_dist.ask.neighbors import Metric, Role
 

@@ -10,14 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 import scipy.sparse as sp
-import sparse
 from numpy.typing import ArrayLike, NDArray
 
 from toffee_dist.errors import ConfigError, InputError
+
+# Brings a compiler, which takes a quarter of a second that commands and workers need not wait for.
+if TYPE_CHECKING:
+    import sparse
 
 Entry = Literal["binary", "count", "sum"]
 PairWeight = Literal["raw", "log", "unit"]
@@ -178,11 +181,13 @@ class TemporalTensor:
     @classmethod
     def from_dask(cls, array: Any, *, directed: bool | None = None) -> Self:
         """Build from a dask array n×n×T whose chunks are `sparse.COO`, one chunk in memory at a time."""
+        from sparse import COO
+
         shape = _check_shape(array.shape)
         offsets = [np.concatenate([[0], np.cumsum(sizes)]) for sizes in array.chunks]
         coords, data = [np.empty((3, 0), dtype=np.int64)], [np.empty(0)]
         for block in product(*(range(count) for count in array.numblocks)):
-            chunk = sparse.COO(array.blocks[block].compute(scheduler="synchronous"))
+            chunk = COO(array.blocks[block].compute(scheduler="synchronous"))
             start = np.array([offsets[axis][b] for axis, b in enumerate(block)])
             coords.append(chunk.coords.astype(np.int64) + start[:, None])
             data.append(chunk.data)
@@ -217,10 +222,12 @@ class TemporalTensor:
 
     def to_coo(self) -> sparse.COO:
         """Return the tensor as a `sparse.COO` n×n×T."""
+        from sparse import COO
+
         pair = np.repeat(np.arange(self.n_pairs), np.diff(self.tube_ptr))
         coords = np.stack([self.sources[pair], self.indices[pair], self.steps])
         shape = (self.n_nodes, self.n_nodes, self.n_steps)
-        return sparse.COO(coords, np.array(self.values), shape=shape)
+        return COO(coords, np.array(self.values), shape=shape)
 
     def with_pair_weight(self, pair_weight: PairWeight) -> Self:
         """Scale every tube so that its total s = Σ_t |X(i,j,t)| becomes s, log1p(s) or 1."""
@@ -312,9 +319,11 @@ def as_tensor(data: Any) -> TemporalTensor:
         A `TemporalTensor`, a `sparse.COO`, a dask array of `sparse.COO` chunks, or a list of T
         `scipy.sparse` matrices.
     """
+    from sparse import COO
+
     if isinstance(data, TemporalTensor):
         return data
-    if isinstance(data, sparse.COO):
+    if isinstance(data, COO):
         return TemporalTensor.from_coo(data)
     if hasattr(data, "numblocks") and hasattr(data, "chunks"):
         return TemporalTensor.from_dask(data)

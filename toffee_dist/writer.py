@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from toffee_dist.errors import QualityError, UnfinishedError
 from toffee_dist.store import fetched, remote, replacing
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
 
 # Rows of a row group: what a reader decodes at once, and what the writer holds beside the table.
 GROUP_ROWS = 16_384
@@ -105,6 +107,9 @@ def _check(path: Path, rows: int, columns: list[str]) -> None:
 
 def open_dataset(files: Sequence[Path]) -> ds.Dataset:
     """Return Parquet files as one Arrow dataset."""
+    # Takes a third of a second (it brings pandas, where there is one), which jobs need not wait for.
+    import pyarrow.dataset as ds
+
     there = remote(files[0])
     if there is None:
         return ds.dataset([str(file) for file in files], format="parquet")
