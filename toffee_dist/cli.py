@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -242,6 +243,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line; errors a user can meet become one message and an exit code."""
     # A scheduler's or an operator's "stop" is an interruption like Ctrl-C: close everything, stay resumable.
     signal.signal(signal.SIGTERM, _interrupt)
+    if not os.environ.get("TOFFEE_DEBUG"):
+        # Of timers that a closed cluster leaves behind it writes tracebacks, which no user can act upon.
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     try:
         cli.main(args=arguments, standalone_mode=False, **narrow_terminal())
     except click.ClickException as error:

@@ -17,9 +17,9 @@ from toffee_dist.parts import Part
 from toffee_dist.spectrum import BLOCK_BYTES, count_freqs
 
 MIB = 2**20
-# A process with our libraries after one small job, 230 MiB measured, and what polars keeps of the memory that
+# A process with our libraries after one small job, 212 MiB measured, and what polars keeps of the memory that
 # the ingest has freed, 81 measured (everything else is given back after every task).
-BASE_BYTES = 336 * MIB
+BASE_BYTES = 320 * MIB
 # What a task of the ingest holds, by its own bounds (benchmarks/ingest.py: 280 MiB with the process).
 INGEST_BYTES = 200 * MIB
 # What a part holds; parts of this size take seconds, and a million nodes make dozens.

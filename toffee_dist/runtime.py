@@ -123,7 +123,7 @@ def cluster(
             _wait_for_workers(client, workers or 1, wait)
         else:
             client = stack.enter_context(
-                _local("threads" if mode == "auto" else mode, workers, reader_threads)
+                _local("threads" if mode == "auto" else mode, workers, reader_threads, wait)
             )
         yield client
 
@@ -142,7 +142,7 @@ def open_cluster(settings: RuntimeSettings) -> Iterator[Any]:
 
 
 @contextmanager
-def _local(mode: str, workers: int | None, reader_threads: int | None) -> Iterator[Any]:
+def _local(mode: str, workers: int | None, reader_threads: int | None, wait: float) -> Iterator[Any]:
     import dask
     from distributed import Client, LocalCluster
     from threadpoolctl import threadpool_limits
@@ -163,13 +163,15 @@ def _local(mode: str, workers: int | None, reader_threads: int | None) -> Iterat
         "silence_logs": logging.CRITICAL,
         # The plan is checked against the memory there is; spilling and pausing know nothing of maps.
         "memory_limit": 0,
+        # They come below.
+        "n_workers": 0,
     }
     if mode == "threads":
-        options |= {"processes": False, "n_workers": 1, "threads_per_worker": count}
+        options |= {"processes": False, "threads_per_worker": count}
     else:
         # Processes × threads of the reader within one must not exceed the cores.
         inner = reader_threads or max(1, cores // count)
-        options |= {"processes": True, "n_workers": count, "threads_per_worker": 1, "host": "127.0.0.1"}
+        options |= {"processes": True, "threads_per_worker": 1, "host": "127.0.0.1"}
         options["env"] = WORKER_ENVIRONMENT | {"POLARS_MAX_THREADS": str(inner)}
         settings["distributed.nanny.pre-spawn-environ"] = WORKER_ENVIRONMENT
     # On the main thread, around the run: other threads cannot set it. One thread of BLAS is also what
@@ -180,6 +182,10 @@ def _local(mode: str, workers: int | None, reader_threads: int | None) -> Iterat
         LocalCluster(**options) as local,
         Client(local) as client,
     ):
+        # A worker whose HTTP server has an address is taken to want a dashboard, which takes 0.7 s to load.
+        local.new_spec["options"]["dashboard"] = False
+        local.scale(1 if mode == "threads" else count)
+        _wait_for_workers(client, 1 if mode == "threads" else count, wait)
         yield client
 
 
