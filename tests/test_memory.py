@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -18,6 +19,7 @@ from tests.nights import DAY, FIRST, night, write_day
 from toffee_dist.pipeline import start_run
 from toffee_dist.plan import Shape, make_plan
 from toffee_dist.refresh import refresh
+from toffee_dist.runtime import cluster, runner
 from toffee_dist.timegrid import TimeGrid
 
 pytestmark = pytest.mark.slow
@@ -87,6 +89,27 @@ def test_peak_of_a_refresh_is_below_the_projection(tmp_path: Path) -> None:
         folder = tmp_path / "out" / "runs" / done.run
         projected = make_plan(shape_of(folder), config).worker_bytes()
         assert max(peaks.values()) <= projected <= 2 * max(peaks.values())
+
+
+def test_freed_memory_is_given_back_between_tasks() -> None:
+    with cluster("processes", 1) as client:
+        run = runner(client)
+        before, held = next(run(fill_and_free, [0])), next(run(fill_and_free, [2**28]))
+        [after] = client.run(resident).values()
+    assert held > before + 2**27
+    assert after < before + 2**26
+
+
+def fill_and_free(size: int) -> int:
+    """Hold so many bytes in pieces too small for maps of their own; return the resident set then."""
+    pieces = [np.ones(2**13) for _ in range(size // 2**16)]
+    found = resident()
+    del pieces
+    return found
+
+
+def resident() -> int:
+    return int(psutil.Process().memory_info().rss)
 
 
 def shape_of(run: Path) -> Shape:

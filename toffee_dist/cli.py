@@ -92,7 +92,7 @@ def plan_command(inputs: tuple[str, ...], config: str | None, as_json: bool, **o
     """
     from toffee_dist.edges import estimate
     from toffee_dist.plan import Shape, describe_plan, make_plan, parse_bytes, plan_json
-    from toffee_dist.runtime import open_cluster, runner
+    from toffee_dist.runtime import count_cores, open_cluster, runner
 
     settings = JobConfig.read({"inputs": inputs or None, **options}, config)
     memory = None if settings.memory is None else parse_bytes(settings.memory)
@@ -115,7 +115,8 @@ def plan_command(inputs: tuple[str, ...], config: str | None, as_json: bool, **o
     plan = make_plan(shape, settings)
     click.echo(json.dumps(plan_json(plan)) if as_json else describe_plan(plan))
     if memory is not None:
-        threads = settings.workers or 1 if settings.mode == "threads" else 1
+        # As many threads as embed would start; of a running cluster nothing is known here.
+        threads = (settings.workers or count_cores()) if settings.mode == "threads" else 1
         plan.check_memory(memory, threads, "a worker")
 
 

@@ -184,8 +184,9 @@ def _local(mode: str, workers: int | None, reader_threads: int | None, wait: flo
     ):
         # A worker whose HTTP server has an address is taken to want a dashboard, which takes 0.7 s to load.
         local.new_spec["options"]["dashboard"] = False
-        local.scale(1 if mode == "threads" else count)
-        _wait_for_workers(client, 1 if mode == "threads" else count, wait)
+        processes = 1 if mode == "threads" else count
+        local.scale(processes)
+        _wait_for_workers(client, processes, wait)
         yield client
 
 
