@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 include deploy/worker.env
 export
 
-.PHONY: setup demo screenshot test lint types check benchmarks paper clean cluster-test deploy-setup deploy-test lock lock-test audit oldest-test
+.PHONY: setup demo screenshot quick test lint types check benchmarks paper clean cluster-test deploy-setup deploy-test lock lock-test audit oldest-test
 
 setup: $(VENV)/.installed
 
@@ -27,11 +27,12 @@ demo: $(VENV)/.ready
 
 # The picture of the README; needs Chromium and its driver.
 screenshot: setup
-	$(BIN)/python -m tests.browser docs/report.png
+	$(BIN)/python -m tests.harness.browser docs/report.png
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 types: setup
 	$(BIN)/mypy
@@ -42,17 +43,23 @@ check: lint types
 TESTS_AT_ONCE ?= 2
 
 test: check
-	$(BIN)/python -m pytest --numprocesses $(TESTS_AT_ONCE) --dist worksteal
+	$(BIN)/python -m pytest --numprocesses $(TESTS_AT_ONCE) --dist worksteal --durations=25
+
+# What a change has most likely broken, in about a minute: no cluster, no whole job, few examples of a property.
+quick: lint
+	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest --quiet --numprocesses $(TESTS_AT_ONCE) --dist worksteal \
+	  -m "not (slow or cluster or job or data or deploy)"
 
 # Several hosts with TLS on this machine, storage on S3, one of them cut off: see deploy/hosts.py.
 cluster-test: setup
-	$(BIN)/python -m pytest tests/test_hosts.py tests/test_leaving.py
+	$(BIN)/python -m pytest tests/deploy/test_hosts.py tests/cluster/test_retire.py
 
-# Every file of deploy/, with the packages that carry the schemas of Kubernetes and the Dask operator.
+# The tests that `make test` leaves out: they need the packages that carry the schemas of Kubernetes and the Dask
+# operator.
 deploy-setup: $(VENV)/.deploy
 
 deploy-test: deploy-setup
-	$(BIN)/python -m pytest tests/test_deploy.py
+	$(BIN)/python -m pytest -m deploy tests/deploy
 
 $(VENV)/.deploy: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,deploy]'
@@ -84,8 +91,8 @@ oldest-test:
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -c deploy/oldest.txt \
 	  -e . pytest pytest-timeout hypothesis pandas
 	$(OLDEST)/bin/python -m pytest -W default -o addopts="--strict-markers" \
-	  tests/test_solvers.py tests/test_spectrum.py tests/test_tensor.py tests/test_edges.py tests/test_pipeline.py \
-	  tests/test_refresh.py tests/test_tls.py tests/test_stall.py
+	  tests/kernels/test_solvers.py tests/kernels/test_spectrum.py tests/test_tensor.py tests/ingest/test_edges.py \
+	  tests/batch/test_pipeline.py tests/refresh/test_job.py tests/cluster/test_tls.py tests/cluster/test_stall.py
 
 # The paper's Table 2 on ../shared/data, side by side with the paper's numbers.
 paper: setup
@@ -104,4 +111,4 @@ benchmarks: setup
 	$(BIN)/python benchmarks/future.py
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(LOCKED) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(LOCKED) build dist *.egg-info .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis

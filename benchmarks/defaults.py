@@ -7,7 +7,6 @@ graph; and for tol, what stopping earlier or later costs and gains on slices of 
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 
 import numpy as np
 from graphs import SOURCES, load_graph
@@ -16,7 +15,8 @@ from report import one_thread, print_json, print_table
 
 from toffee_dist import Toffee
 from toffee_dist.evaluation.protocols import Split
-from toffee_dist.solvers import SolveOptions, solve_slices
+from toffee_dist.kernels.solvers import solve_slices
+from toffee_dist.settings import SolverSettings
 
 WEIGHTS = [("binary", "unit"), ("binary", "log"), ("binary", "raw"), ("count", "log"), ("count", "raw")]
 REGS = [0.0, 1e-4, 1e-2, 1e-1, 1.0]
@@ -43,10 +43,10 @@ def by_tolerance() -> list[list[object]]:
     rows: list[list[object]] = []
     for name, rank, freqs in (("email", 128, [3, 115, 300]), ("mathoverflow", 64, [1, 52, 150])):
         tensor = load_graph(name, self_loops=False).tensor(SOURCES[name].step)
-        base = SolveOptions(rank=rank, max_iter=500)
-        best = {f.k: f.report.objective for f in solve_slices(tensor, freqs, replace(base, tol=1e-7))}
+        base = SolverSettings(rank=rank, max_iter=500)
+        best = {f.k: f.report.objective for f in solve_slices(tensor, freqs, base.changed(tol=1e-7))}
         for tol in (1e-2, 1e-3, 1e-4, 1e-5):
-            reports = [f.report for f in solve_slices(tensor, freqs, replace(base, tol=tol))]
+            reports = [f.report for f in solve_slices(tensor, freqs, base.changed(tol=tol))]
             gaps = [report.objective / best[report.k] - 1 for report in reports]
             seconds = np.mean([report.seconds for report in reports])
             steps = np.mean([report.iterations for report in reports])

@@ -21,12 +21,11 @@ import polars as pl
 from graphs import DATA
 from report import one_thread, print_json, print_table
 
-from toffee_dist.edges import IngestConfig
 from toffee_dist.evaluation import Cell, EvaluateConfig, Events, evaluate, read_events
 from toffee_dist.evaluation.features import OPERATORS
 from toffee_dist.evaluation.protocols import Split
 from toffee_dist.evaluation.report import best_features, summarise, write_page
-from toffee_dist.models import ModelOptions
+from toffee_dist.settings import EdgeSettings, FitSettings
 
 
 @dataclass(frozen=True)
@@ -81,14 +80,14 @@ def read(name: str, step: str | None = None) -> Events:
     source = SOURCES[name]
     if not (DATA / source.file).exists():
         sys.exit(f"{DATA / source.file} is not there: this benchmark needs the real graphs of ../shared/data")
-    config = IngestConfig(
-        (str(DATA / source.file),), directed=False, step=step or source.step, **source.options
+    config = EdgeSettings(
+        inputs=(str(DATA / source.file),), undirected=True, step=step or source.step, **source.options
     )
     return read_events(config)
 
 
 def table(name: str, seeds: int) -> list[Cell]:
-    config = EvaluateConfig(models=MODELS, seeds=seeds, options=ModelOptions(rank=SOURCES[name].rank))
+    config = EvaluateConfig(models=MODELS, seeds=seeds, options=FitSettings(rank=SOURCES[name].rank))
     return evaluate(read(name), config)
 
 
@@ -99,7 +98,7 @@ def best(name: str, seeds: int) -> list[Cell]:
     past = events.head(Split.test(len(events)).learn)
 
     def run(graph: Events, classifier: str, features: str, reduce: str, seeds: int) -> list[Cell]:
-        options = ModelOptions(rank=rank, reduce=reduce)
+        options = FitSettings(rank=rank, reduce=reduce)
         config = EvaluateConfig(("link-paper",), ("toffee",), (features,), classifier, seeds, options)
         return evaluate(graph, config)
 
@@ -113,7 +112,7 @@ def best(name: str, seeds: int) -> list[Cell]:
 def rescal(name: str, seeds: int) -> list[Cell]:
     """RESCAL with the weights that suit it, chosen on the validation part: ours are chosen for the sum."""
     grid = {"entry": ("binary", "count"), "pair_weight": ("unit", "log", "raw")}
-    options = ModelOptions(rank=SOURCES[name].rank)
+    options = FitSettings(rank=SOURCES[name].rank)
     config = EvaluateConfig(
         models=("rescal",), features=tuple(OPERATORS), seeds=seeds, options=options, grid=grid
     )
@@ -122,7 +121,7 @@ def rescal(name: str, seeds: int) -> list[Cell]:
 
 def cache(name: str, seeds: int) -> dict[str, float]:
     """Time one evaluation of many seeds, and as many evaluations of one seed, in one run."""
-    options = ModelOptions(rank=SOURCES[name].rank)
+    options = FitSettings(rank=SOURCES[name].rank)
     common: dict[str, Any] = {"models": ("toffee", "rescal"), "features": ("hadamard",), "options": options}
     began = time.process_time()
     once = evaluate(read(name), EvaluateConfig(seeds=seeds, **common))

@@ -17,7 +17,7 @@ from report import one_thread, print_json, print_table
 from toffee_dist.evaluation import Events
 from toffee_dist.evaluation.report import to_frame
 from toffee_dist.evaluation.steps import FutureConfig, StepCell, future_links
-from toffee_dist.models import ModelOptions
+from toffee_dist.settings import FitSettings
 from toffee_dist.timegrid import TimeScale
 
 # Graph: rank, steps to predict, steps of the rhythm.
@@ -48,7 +48,7 @@ def main() -> None:
         rank, horizon, period = CASES[name]
         events = planted() if name == "planted" else read(name, step="3600" if name == "workplace" else None)
         print(name)
-        cells = future_links(events, FutureConfig(horizon, period), ModelOptions(rank=rank), print)
+        cells = future_links(events, FutureConfig(horizon, period), FitSettings(rank=rank), print)
         means = to_frame(cells, StepCell).group_by("method", maintain_order=True).agg(pl.col("mark").mean())
         found[name] = {method: round(mark, 4) for method, mark in means.iter_rows()}
     methods = list(next(iter(found.values())))

@@ -23,9 +23,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from toffee_dist.edges import IngestConfig, ingest
-from toffee_dist.runtime import cluster, runner
-from toffee_dist.summary import MANIFEST
+from toffee_dist.cluster.client import cluster
+from toffee_dist.cluster.mapping import runner
+from toffee_dist.ingest.job import ingest
+from toffee_dist.settings import EdgeSettings
+from toffee_dist.storage.runs import StagedEdges
 
 DAY = 86400
 START = 1_700_006_400
@@ -83,7 +85,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="toffee-ingest-") as name, ExitStack() as stack:
         work = Path(name)
         generate(work / "edges", options.rows, n_ids, 64, 20)
-        config = IngestConfig(inputs=(str(work / "edges"),), step="1d")
+        config = EdgeSettings(inputs=(str(work / "edges"),), step="1d")
         clients = {
             label: stack.enter_context(cluster(mode, workers, reader_threads=1))
             for label, (mode, workers) in modes.items()
@@ -97,7 +99,7 @@ def main() -> None:
             for label, client in clients.items():
                 task = partial(ingest, config, work / "out", runner(client))
                 seconds[label] = min(seconds[label], wall_seconds(task))
-                summary = json.loads((work / "out" / MANIFEST).read_text())["summary"]
+                summary = StagedEdges(work / "out").read().summary.to_json()
                 # Not timed, but what is left would have to be written to disk during the next run.
                 shutil.rmtree(work / "out")
         memory = {

@@ -15,20 +15,21 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from toffee_dist import Run, load_run, writer
-from toffee_dist.plan import PART_BYTES
-from toffee_dist.store import MANIFEST, write_json
+from toffee_dist import Run, load_run
+from toffee_dist.limits import LIMITS
+from toffee_dist.storage import parquet
+from toffee_dist.storage.manifest import Manifest, Metrics, RunConfig, Summary
+from toffee_dist.storage.runs import RunFolder
 from toffee_dist.timegrid import TimeScale, build_grid
 
 QUERY = """
 import json, sys, time
 from pathlib import Path
-import toffee_dist.ask
+import toffee_dist.results.run
 from toffee_dist import load_run
 def peak():  # not getrusage, which begins with the parent's peak
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -37,7 +38,7 @@ run, node, question = load_run(sys.argv[1]), sys.argv[2], sys.argv[3]
 before = peak()
 began = time.perf_counter()
 if question == "suggest":
-    from toffee_dist.ask.nodes import suggest
+    from toffee_dist.results.nodes import suggest
     suggest(run, node + "x")
 else:
     run.neighbors(node, metric=question)
@@ -51,23 +52,60 @@ def write_run(folder: Path, n_nodes: int, rank: int) -> Run:
     rng = np.random.default_rng(0)
     ids = pa.array([f"person-{i:08d}" for i in range(n_nodes)])
     columns = {"node_id": ids, "row": np.arange(n_nodes), "degree": np.ones(n_nodes, np.int64)}
-    writer.write_parquet(folder / "nodes.parquet", columns)
-    size = PART_BYTES // (4 * rank)
+    parquet.write_parquet(folder / "nodes.parquet", columns)
+    size = LIMITS.part_bytes // (4 * rank)
     for part, start in enumerate(range(0, n_nodes, size)):
         stop = min(start + size, n_nodes)
-        vectors = writer.vectors(rng.standard_normal((stop - start, rank), dtype=np.float32))
+        vectors = parquet.vectors(rng.standard_normal((stop - start, rank), dtype=np.float32))
         path = folder / "embedding" / f"part-{part:05d}.parquet"
-        writer.write_parquet(path, {"node_id": ids[start:stop], "embedding": vectors})
-    manifest: dict[str, Any] = {
-        "format": 1,
-        "run_id": "random",
-        "outputs": ["embedding"],
-        "directed": False,
-        "grid": build_grid("1d", 0, 86400, TimeScale(1, True)).to_json(),
-        "summary": {"nodes": n_nodes, "steps": 2},
-        "config": {"rank": rank, "bipartite": False},
-    }
-    write_json(folder / MANIFEST, manifest)
+        parquet.write_parquet(path, {"node_id": ids[start:stop], "embedding": vectors})
+    RunFolder(folder).write_manifest(
+        Manifest(
+            run_id="random",
+            state="published",
+            begun="",
+            finished="",
+            config=RunConfig(
+                inputs=(),
+                outputs=("embedding",),
+                rank=rank,
+                model="toffee",
+                gauge="canonical",
+                reduce="sum",
+                seed=0,
+                bipartite=False,
+            ),
+            identity="",
+            fingerprint="",
+            versions={},
+            directed=False,
+            summary=Summary(
+                files=1,
+                rows=0,
+                skipped={},
+                comments=0,
+                outside=0,
+                used=0,
+                self_loops=0,
+                duplicates=0,
+                cancelled=0,
+                nodes=n_nodes,
+                new_nodes=n_nodes,
+                pairs=0,
+                entries=0,
+                steps=2,
+                empty_steps=0,
+                density=0.0,
+                first="",
+                last="",
+                fingerprint="",
+                examples=[],
+            ),
+            grid=build_grid("1d", 0, 86400, TimeScale(1, True)),
+            outputs=("embedding",),
+            metrics=Metrics(nodes=n_nodes, steps=2, solved=0, reused=0, seconds={}),
+        )
+    )
     return load_run(folder)
 
 

@@ -18,7 +18,7 @@ from report import one_thread, print_json, print_table, timed
 
 from toffee_dist import TemporalTensor, Toffee
 from toffee_dist.evaluation.protocols import Split
-from toffee_dist.spectrum import iter_values, slice_matrix
+from toffee_dist.kernels.spectrum import iter_values, slice_matrix
 
 # The best row of the published comparison (peers.md, c): t-SVD of 0/1 pair totals.
 PEERS = {

@@ -28,9 +28,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 
 from toffee_dist import Run, load_run
-from toffee_dist.align import row_cosines
-from toffee_dist.config import RefreshConfig
-from toffee_dist.refresh import refresh
+from toffee_dist.kernels.align import row_cosines
+from toffee_dist.refresh.job import refresh
+from toffee_dist.settings import RefreshConfig
 
 FIRST = 1_767_571_200  # Monday 2026-01-05 00:00 UTC
 WEEK = 7 * DAY
@@ -192,8 +192,8 @@ def season(base: Path, stream: Stream, nights: int) -> dict[str, Any]:
             objectives[way] = float(run.fit.polars().collect()["objective"].sum())
             if night and night in both:
                 seconds[way].append(spent)
-                solving[way].append(done.manifest["metrics"]["solve_seconds"])
-                iterations[way] += done.manifest["metrics"]["iterations"]
+                solving[way].append(done.manifest.metrics.solve_seconds)
+                iterations[way] += done.manifest.metrics.iterations
             if (way, night - 1) in vectors:
                 cosines[way].append(median_cosine(vectors[way, night], vectors[way, night - 1]))
             if night == 0:

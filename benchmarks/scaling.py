@@ -21,8 +21,8 @@ import psutil
 from report import one_thread, print_json, print_table
 from stream import write_stream
 
-from toffee_dist.config import JobConfig
-from toffee_dist.pipeline import start_run
+from toffee_dist.batch.pipeline import start_run
+from toffee_dist.settings import JobConfig
 
 MODES = {"1 process": ("processes", 1), "2 processes": ("processes", 2), "2 threads": ("threads", 2)}
 

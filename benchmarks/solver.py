@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,24 +17,25 @@ from graphs import load_graph
 from report import one_thread, print_json, print_table, timed
 
 from toffee_dist import TemporalTensor
-from toffee_dist.solvers import SliceReport, SolveOptions, solve_slice, solve_slices
-from toffee_dist.spectrum import count_freqs, iter_values, slice_matrix
+from toffee_dist.kernels.solvers import SliceReport, solve_slice, solve_slices
+from toffee_dist.kernels.spectrum import count_freqs, iter_values, slice_matrix
+from toffee_dist.settings import SolverSettings
 
 
-def _report(matrix: Any, k: int, options: SolveOptions) -> SliceReport:
+def _report(matrix: Any, k: int, options: SolverSettings) -> SliceReport:
     return solve_slice(matrix, k, options).report
 
 
 def reach(
-    tensor: TemporalTensor, k: int, rank: int, iterations: int, fast: SolveOptions, repeats: int
+    tensor: TemporalTensor, k: int, rank: int, iterations: int, fast: SolverSettings, repeats: int
 ) -> tuple[float, float, SliceReport, SliceReport]:
     """Return seconds of plain ALS, seconds of the other solver to its objective, and both reports."""
     ((_, values),) = iter_values(tensor, [k])
     matrix = slice_matrix(tensor, values)
-    plain = SolveOptions(rank=rank, solver="als", tol=1e-12, max_iter=iterations)
+    plain = SolverSettings(rank=rank, solver="als", tol=1e-12, max_iter=iterations)
     target = _report(matrix, k, plain).objective
     for limit in range(1, iterations + 1):
-        options = replace(fast, rank=rank, max_iter=limit)
+        options = fast.changed(rank=rank, max_iter=limit)
         if _report(matrix, k, options).objective <= target:
             break
     (als_seconds, als), (seconds, found) = timed(
@@ -48,7 +48,7 @@ def large(freqs: Sequence[int], repeats: int, pair_weight: str) -> float:
     tensor = load_graph("mathoverflow", self_loops=False).tensor(7 * 86_400, pair_weight=pair_weight)
     rows, speedups = [], []
     for k in freqs:
-        fast = SolveOptions(solver="compressed", tol=2e-5)
+        fast = SolverSettings(solver="compressed", tol=2e-5)
         slow_s, fast_s, als, found = reach(tensor, k, 64, 60, fast, repeats)
         speedups.append(slow_s / fast_s)
         gain = 1 - found.objective / als.objective
@@ -65,7 +65,7 @@ def small(n_slices: int, repeats: int) -> float:
     freqs = np.linspace(1, count_freqs(tensor.n_steps) - 2, n_slices).round().astype(int)
     slow_total, fast_total, steps = 0.0, 0.0, []
     for k in freqs:
-        slow_s, fast_s, _, found = reach(tensor, int(k), 64, 100, SolveOptions(tol=1e-6), repeats)
+        slow_s, fast_s, _, found = reach(tensor, int(k), 64, 100, SolverSettings(tol=1e-6), repeats)
         slow_total += slow_s
         fast_total += fast_s
         steps.append(found.iterations)
@@ -80,12 +80,12 @@ def whole(stride: int, reference: int) -> tuple[float, float]:
     """Solve every stride-th slice of email, and every reference-th of those much longer."""
     tensor = load_graph("email").tensor(86_400)
     freqs = list(range(0, count_freqs(tensor.n_steps), stride))
-    options = SolveOptions(rank=128)
+    options = SolverSettings(rank=128)
     ((seconds, found),) = timed(lambda: [f.report for f in solve_slices(tensor, freqs, options)])
     gaps = []
     for report in found[::reference]:
-        longer = replace(options, tol=1e-7, max_iter=500)
-        rivals = [replace(longer, seed=1), replace(longer, solver="als", max_iter=300)]
+        longer = options.changed(tol=1e-7, max_iter=500)
+        rivals = [longer.changed(seed=1), longer.changed(solver="als", max_iter=300)]
         best = min(next(solve_slices(tensor, [report.k], rival)).report.objective for rival in rivals)
         gaps.append(max(report.objective / min(best, report.objective) - 1, 0.0))
     iterations = np.mean([report.iterations for report in found])

@@ -7,7 +7,7 @@ Every host is a network namespace with its own address and name; a bridge in a n
 them, so that the machine's own network is never touched. Files are those of the machine: a disk that all
 hosts share. `{cluster}` becomes the options that lead to the scheduler. `--cut 20` cuts the first worker's
 host off after 20 seconds. Needs iproute2, util-linux, and root or another who may make namespaces. Exercised
-whole by tests/test_hosts.py, with an S3 service on a host of its own.
+whole by tests/deploy/test_hosts.py, with an S3 service on a host of its own.
 
 Everything ends with this process, even when it is killed: namespaces have no names and live as long as their
 processes, and those die with their parent.
@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toffee_dist.certs import write_certificates
+from toffee_dist.cluster.certs import write_certificates
 
 DEPLOY = Path(__file__).parent
 # A network for documentation (RFC 5737): no real one is meant.
@@ -210,7 +210,7 @@ class Cluster:
     def add_worker(self, name: str) -> subprocess.Popen[Any]:
         """Start a worker on a new host."""
         host = self.network.add(name)
-        options = [f"--host={host.address}", "--nthreads=1", "--preload-nanny=toffee_dist.leaving"]
+        options = [f"--host={host.address}", "--nthreads=1", "--preload-nanny=toffee_dist.cluster.retire"]
         return self._start(host, "worker", self.address, *options, "--no-dashboard")
 
     def _start(self, host: Host, program: str, *arguments: str) -> subprocess.Popen[Any]:

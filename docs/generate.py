@@ -13,37 +13,59 @@ from pathlib import Path
 from typing import Any, Literal
 
 import toffee_dist
-from toffee_dist import ask, config, edges, evaluation, export, frequencies, run
+from toffee_dist import evaluation, settings
 from toffee_dist.evaluation.job import EvaluateSettings
-from toffee_dist.models import ModelOptions, fit
+from toffee_dist.ingest import job
+from toffee_dist.kernels import frequencies
+from toffee_dist.models import fit
+from toffee_dist.results import export, index, neighbors, published, rhythm, run, score, tables, trajectory
 
 HERE = Path(__file__).parent
 NOTE = "<!-- Written by docs/generate.py: change the code, not this file. -->"
 
-SECTIONS = {
-    "Reading edges": (config.EdgeSettings, "All of `ingest`, `plan`, `embed`, `refresh`, `evaluate`."),
-    "What is computed": (config.ModelSettings, "`plan`, `embed`, `refresh`."),
-    "Where it runs": (config.RuntimeSettings, "Every command that computes. Changes no byte of the results."),
-    "The batch job": (config.JobConfig, "`embed`, `refresh`."),
-    "The nightly refresh": (config.RefreshSettings, "`refresh` (docs/refresh.md)."),
-    "The evaluation": (EvaluateSettings, "`evaluate` (docs/evaluation.md)."),
+Groups = tuple[type[settings.Settings], ...]
+SECTIONS: dict[str, tuple[Groups, str]] = {
+    "Reading edges": (
+        (settings.InputSettings, settings.EdgeSettings),
+        "All of `ingest`, `plan`, `embed`, `refresh`, `evaluate`.",
+    ),
+    "What is computed": (
+        (settings.ModelSettings, settings.VectorSettings, settings.SolverSettings),
+        "`plan`, `embed`, `refresh`.",
+    ),
+    "Where it runs": (
+        (settings.RuntimeSettings,),
+        "Every command that computes. Changes no byte of the results.",
+    ),
+    "The batch job": ((settings.JobConfig,), "`embed`, `refresh`."),
+    "The nightly refresh": ((settings.RefreshSettings,), "`refresh` (docs/refresh.md)."),
+    "The evaluation": (
+        (settings.OutSettings, EvaluateSettings, settings.FitSettings),
+        "`evaluate` (docs/evaluation.md), which also has `gauge` and what says how slices are solved.",
+    ),
 }
 
 API: dict[str, list[Any]] = {
     "In memory": [toffee_dist.Toffee, toffee_dist.TemporalTensor, frequencies.FrequencyChoice],
-    "A published run": [run.load_run, run.Run, run.Table],
+    "A published run": [run.load_run, run.Run, published.PublishedRun, tables.Table],
     "Ask it": [
-        ask.neighbors,
-        ask.read_trajectory,
-        ask.NodeTrajectory,
-        ask.find_rhythm,
-        ask.Rhythm,
-        ask.score_pairs,
-        ask.build_index,
+        neighbors.neighbors,
+        trajectory.read_trajectory,
+        trajectory.NodeTrajectory,
+        rhythm.find_rhythm,
+        rhythm.Rhythm,
+        score.score_pairs,
+        index.build_index,
     ],
     "Hand it on": [export.export_run, export.temporal_arrays],
-    "Read edges": [edges.IngestConfig, edges.ingest],
-    "Evaluate": [evaluation.EvaluateConfig, evaluation.evaluate, evaluation.read_events, ModelOptions, fit],
+    "Read edges": [settings.EdgeSettings, job.ingest],
+    "Evaluate": [
+        evaluation.EvaluateConfig,
+        evaluation.evaluate,
+        evaluation.read_events,
+        settings.FitSettings,
+        fit,
+    ],
     "The t-product": [toffee_dist.tproduct, toffee_dist.ttranspose],
     "Errors": [
         toffee_dist.ToffeeError,
@@ -66,7 +88,7 @@ def configuration() -> str:
         "overrides the defaults. An unknown key is an error that names the nearest known one. The manifest",
         "of a run holds what it was made with under the same names.",
     ]
-    for title, (settings, used_by) in SECTIONS.items():
+    for title, (groups, used_by) in SECTIONS.items():
         lines += [
             "",
             f"## {title}",
@@ -77,10 +99,11 @@ def configuration() -> str:
             "|---|---|---|---|",
         ]
         # A section has the keys that its settings add to those they build on.
-        for name in inspect.get_annotations(settings):
-            field = settings.model_fields[name]
-            cells = (f"`{name}`", _kind(field), _value(field.default), field.description or "")
-            lines.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
+        for group in groups:
+            for name in inspect.get_annotations(group):
+                field = group.model_fields[name]
+                cells = (f"`{name}`", _kind(field), _value(field.default), field.description or "")
+                lines.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -135,7 +158,7 @@ def _members(thing: type) -> list[tuple[str, Any]]:
     return [
         (name, member)
         for name, member in vars(thing).items()
-        if not name.startswith("_")
+        if not name.startswith(("_", "model_"))
         and (
             inspect.isfunction(member)
             or isinstance(member, property | classmethod)
@@ -148,9 +171,16 @@ def _members(thing: type) -> list[tuple[str, Any]]:
 def _describe(thing: Any, name: str = "") -> list[str]:
     function = thing.__func__ if isinstance(thing, classmethod) else thing
     lines = ["```text"]
+    if inspect.isclass(thing) and issubclass(thing, settings.Settings):
+        options = (f"{name}={field.default!r}" for name, field in thing.model_fields.items())
+        lines += [f"{thing.__name__}(*, {', '.join(options)})", "", *inspect.getdoc(thing).splitlines(), ""]
+        for name, field in thing.model_fields.items():
+            lines += [name, f"    {field.description}"]
+        return [*lines, "```"]
     if callable(function) and not (inspect.isclass(thing) and issubclass(thing, Exception)):
         # Annotations are text: without their quotes they read as they were written.
         signature = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(function)))
+        signature = re.sub(r"= Limits\([^()]*\)", "= LIMITS", signature)
         signature = re.sub(r"<function .*? at 0x[0-9a-f]+>", "...", signature)
         lines += [f"{name or thing.__name__}{signature}", ""]
     return [*lines, *(inspect.getdoc(thing) or "").splitlines(), "```"]

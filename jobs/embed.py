@@ -2,7 +2,7 @@
 
 python jobs/embed.py jobs/embed.toml --out vectors
 
-After exit code 5, `toffee resume OUT` goes on. Run, with its TOML file, by tests/test_scripts.py.
+After exit code 5, `toffee resume OUT` goes on. Run, with its TOML file, by tests/deploy/test_scripts.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 python jobs/evaluate.py jobs/evaluate.toml --out quality --seeds 3
 
-Run, with its TOML file, by tests/test_cli_evaluate.py.
+Run, with its TOML file, by tests/cli/test_evaluate.py.
 """
 
 from __future__ import annotations

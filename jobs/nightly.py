@@ -4,7 +4,7 @@ python jobs/nightly.py jobs/nightly.toml --as-of 2026-03-01
 
 Exit codes as of `toffee`: 0 done (or nothing to do), 5 try again, 6 kept but not published. One JSON line on
 stdout; the same line goes to OUT/refresh.jsonl, and its figures to OUT/refresh.prom for Prometheus.
-Run, with its TOML file, by tests/test_deploy.py.
+Run, with its TOML file, by tests/deploy/test_deploy.py.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ settings.register_profile("default", max_examples=60, deadline=None, suppress_he
 # `HYPOTHESIS_PROFILE=thorough make test`.
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=1500)
+# A glance, for `make quick`.
+settings.register_profile("quick", settings.get_profile("default"), max_examples=8)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "default"))
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import naive
-from tests.strategies import Events, events, random_tensor
+from tests.harness.strategies import Events, events, random_tensor
 from toffee_dist import ConfigError, InputError, TemporalTensor
 from toffee_dist.tensor import as_tensor
 
@@ -34,7 +34,7 @@ def test_matches_dense(rows: Events, entry: Any, pair_weight: Any) -> None:
     )
     np.testing.assert_allclose(tensor.to_coo().todense(), dense, rtol=1e-12)
     assert tensor.n_pairs == np.count_nonzero(np.abs(dense).sum(axis=2))
-    assert tensor.n_events == np.count_nonzero(dense)
+    assert tensor.n_entries == np.count_nonzero(dense)
 
 
 @given(events(), st.randoms())
@@ -99,7 +99,7 @@ def test_sizes_are_inferred_where_absent() -> None:
 
 def test_weights_that_cancel_are_no_entry() -> None:
     tensor = TemporalTensor.from_events([0, 0], [1, 1], [0, 0], [1.5, -1.5], n_nodes=2, entry="sum")
-    assert tensor.n_pairs == tensor.n_events == 0
+    assert tensor.n_pairs == tensor.n_entries == 0
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toffee_dist import ConfigError, InputError
+from toffee_dist.settings import check_zone
 from toffee_dist.timegrid import (
     TimeGrid,
     TimeScale,
     build_grid,
-    check_zone,
     choose_scale,
     last_window,
     parse_moment,

@@ -7,8 +7,8 @@ from toffee_dist.tensor import TemporalTensor
 from toffee_dist.tproduct import tproduct, ttranspose
 
 if TYPE_CHECKING:
-    from toffee_dist.model import Toffee
-    from toffee_dist.run import Run, load_run
+    from toffee_dist.estimator import Toffee
+    from toffee_dist.results.run import Run, load_run
 
 __version__ = "0.1.0"
 
@@ -30,11 +30,13 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # scikit-learn takes two seconds to import, which a command or a worker need not wait for.
     if name == "Toffee":
-        from toffee_dist.model import Toffee
+        # Saves start-up time.
+        from toffee_dist.estimator import Toffee
 
         return Toffee
     if name in ("Run", "load_run"):
-        from toffee_dist import run
+        # Saves start-up time.
+        from toffee_dist.results import run
 
         return getattr(run, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

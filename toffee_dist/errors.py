@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from toffee_dist.words import hide_secrets, show_line, show_text
+
 
 class ToffeeError(Exception):
     """Base of every error that toffee_dist raises on purpose.
+
+    Its message can be printed and kept: secrets are masked, control characters visible.
 
     Parameters
     ----------
@@ -15,16 +19,18 @@ class ToffeeError(Exception):
     got
         The offending value, as the user would recognise it.
     allowed
-        What would have been accepted.
+        What would have been accepted; empty where the trouble is a state, not a value.
     remedy
         What to do next.
     """
 
     exit_code = 1
 
-    def __init__(self, what: str, *, got: object, allowed: str, remedy: str = "") -> None:
-        message = f"{what}: got {got}; allowed: {allowed}."
-        super().__init__(f"{message} {remedy}".rstrip())
+    def __init__(self, what: str, *, got: object, allowed: str = "", remedy: str = "") -> None:
+        # A value may hold anything; what we say ourselves may have lines.
+        what, got = show_line(what), show_line(str(got))
+        message = f"{what}: got {got}; allowed: {allowed}." if allowed else f"{what}: {got}."
+        super().__init__(hide_secrets(show_text(f"{message} {remedy}".rstrip())))
         self.remedy = remedy
 
     def __reduce__(self) -> tuple[Callable[..., ToffeeError], tuple[type[ToffeeError], str, str]]:

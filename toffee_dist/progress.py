@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from toffee_dist.words import hide_secrets, show_text
+
 # Seconds between two lines of a stage where there is no terminal.
 LINE_EVERY = 30.0
 
@@ -28,7 +30,7 @@ class LineProgress(Progress):
 
     def say(self, line: str) -> None:
         """Write one line."""
-        print(line, file=sys.stderr, flush=True)
+        print(hide_secrets(show_text(line)), file=sys.stderr, flush=True)
 
     @contextmanager
     def stage(self, name: str, total: int | None = None) -> Iterator[Callable[[], None]]:
@@ -56,11 +58,12 @@ class BarProgress(Progress):
 
     def say(self, line: str) -> None:
         """Write one line above the bar."""
-        print(line, file=sys.stderr, flush=True)
+        print(hide_secrets(show_text(line)), file=sys.stderr, flush=True)
 
     @contextmanager
     def stage(self, name: str, total: int | None = None) -> Iterator[Callable[[], None]]:
         """Show the bar while the stage lasts, and leave it."""
+        # Saves start-up time.
         from rich.console import Console
         from rich.progress import (
             BarColumn,

@@ -10,20 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import ArrayLike, NDArray
 
 from toffee_dist.errors import ConfigError, InputError
+from toffee_dist.settings import Entry, PairWeight
 
 # Brings a compiler, which takes a quarter of a second that commands and workers need not wait for.
 if TYPE_CHECKING:
     import sparse
-
-Entry = Literal["binary", "count", "sum"]
-PairWeight = Literal["raw", "log", "unit"]
 
 # Single precision spans 1e±38; a total of many events, raised or summed, must stay inside it.
 SMALLEST_WEIGHT, LARGEST_WEIGHT = 1e-30, 1e30
@@ -46,14 +44,14 @@ class TemporalTensor:
         False promises X(:,:,t) = X(:,:,t)ᵀ; both (i, j) and (j, i) are then stored.
     indptr, indices : (n+1,), (n_pairs,)
         The union pattern in CSR form: row = source, column = target, sorted.
-    tube_ptr, steps, values : (n_pairs+1,), (n_events,), (n_events,)
+    tube_ptr, steps, values : (n_pairs+1,), (n_entries,), (n_entries,)
         The tubes in CSR form: row = pair in the order of the pattern, column = step, sorted.
 
     Examples
     --------
     >>> X = TemporalTensor.from_events([0, 1, 0], [1, 2, 1], [0, 0, 3], n_nodes=3, n_steps=4)
     >>> X
-    TemporalTensor(n_nodes=3, n_steps=4, directed, n_pairs=2, n_events=3)
+    TemporalTensor(n_nodes=3, n_steps=4, directed, n_pairs=2, n_entries=3)
     """
 
     n_nodes: int
@@ -71,7 +69,7 @@ class TemporalTensor:
         return len(self.indices)
 
     @property
-    def n_events(self) -> int:
+    def n_entries(self) -> int:
         """Number of non-zero entries (i, j, t)."""
         return len(self.steps)
 
@@ -87,11 +85,65 @@ class TemporalTensor:
         """The source row of every pair."""
         return np.repeat(np.arange(self.n_nodes, dtype=self.indices.dtype), np.diff(self.indptr))
 
+    @property
+    def entry_pairs(self) -> Ints:
+        """The pair of every entry, in the order of the pattern."""
+        return np.repeat(np.arange(self.n_pairs), np.diff(self.tube_ptr))
+
+    def take_rows(self, start: int, stop: int) -> TemporalTensor:
+        """Return the tensor of the sources [start, stop) alone, as rows 0 …; its arrays stay maps."""
+        pairs = slice(int(self.indptr[start]), int(self.indptr[stop]))
+        entries = slice(int(self.tube_ptr[pairs.start]), int(self.tube_ptr[pairs.stop]))
+        return TemporalTensor(
+            n_nodes=stop - start,
+            n_steps=self.n_steps,
+            directed=True,
+            indptr=np.asarray(self.indptr[start : stop + 1]) - self.indptr[start],
+            indices=self.indices[pairs],
+            tube_ptr=np.asarray(self.tube_ptr[pairs.start : pairs.stop + 1]) - self.tube_ptr[pairs.start],
+            steps=self.steps[entries],
+            values=self.values[entries],
+        )
+
+    def pairs_since(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return source and target of the pairs with an entry at this step or later."""
+        # Steps of a pair are in order: the last one tells.
+        late = np.flatnonzero(np.asarray(self.steps[np.asarray(self.tube_ptr[1:]) - 1]) >= step)
+        source = np.searchsorted(self.indptr, late, side="right") - 1
+        return source.astype(np.int64), np.asarray(self.indices[late], dtype=np.int64)
+
+    def node_activity(
+        self, pairs_at_once: int = 1 << 22
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
+        """Return each node's degree, first and last step (-1 where it has none), as source or as target.
+
+        The degree counts pairs: of an undirected graph its neighbours, of a directed one both directions.
+        """
+        n = self.n_nodes
+        degree = np.zeros(n, dtype=np.int64)
+        first = np.full(n, self.n_steps, dtype=np.int32)
+        last = np.full(n, -1, dtype=np.int32)
+        for start in range(0, self.n_pairs, pairs_at_once):
+            pairs = slice(start, min(start + pairs_at_once, self.n_pairs))
+            i = np.searchsorted(self.indptr, np.arange(pairs.start, pairs.stop), side="right") - 1
+            j = np.asarray(self.indices[pairs])
+            begins = self.steps[self.tube_ptr[pairs]].astype(np.int32)
+            ends = self.steps[self.tube_ptr[pairs.start + 1 : pairs.stop + 1] - 1].astype(np.int32)
+            degree += np.bincount(i, minlength=n)
+            sides = (i, j) if self.directed else (i,)
+            if self.directed:
+                degree += np.bincount(j, minlength=n)
+            for side in sides:
+                np.minimum.at(first, side, begins)
+                np.maximum.at(last, side, ends)
+        first[last < 0] = -1
+        return degree, first, last
+
     def __repr__(self) -> str:
         kind = "directed" if self.directed else "undirected"
         return (
             f"TemporalTensor(n_nodes={self.n_nodes}, n_steps={self.n_steps}, {kind}, "
-            f"n_pairs={self.n_pairs}, n_events={self.n_events})"
+            f"n_pairs={self.n_pairs}, n_entries={self.n_entries})"
         )
 
     @classmethod
@@ -108,7 +160,7 @@ class TemporalTensor:
         entry: Entry = "binary",
         pair_weight: PairWeight = "unit",
     ) -> Self:
-        """Build the tensor from one row an event.
+        """Build the tensor from one row per event.
 
         Parameters
         ----------
@@ -181,6 +233,7 @@ class TemporalTensor:
     @classmethod
     def from_dask(cls, array: Any, *, directed: bool | None = None) -> Self:
         """Build from a dask array n×n×T whose chunks are `sparse.COO`, one chunk in memory at a time."""
+        # Saves start-up time.
         from sparse import COO
 
         shape = _check_shape(array.shape)
@@ -222,9 +275,10 @@ class TemporalTensor:
 
     def to_coo(self) -> sparse.COO:
         """Return the tensor as a `sparse.COO` n×n×T."""
+        # Saves start-up time.
         from sparse import COO
 
-        pair = np.repeat(np.arange(self.n_pairs), np.diff(self.tube_ptr))
+        pair = self.entry_pairs
         coords = np.stack([self.sources[pair], self.indices[pair], self.steps])
         shape = (self.n_nodes, self.n_nodes, self.n_steps)
         return COO(coords, np.array(self.values), shape=shape)
@@ -232,7 +286,7 @@ class TemporalTensor:
     def with_pair_weight(self, pair_weight: PairWeight) -> Self:
         """Scale every tube so that its total s = Σ_t |X(i,j,t)| becomes s, log1p(s) or 1."""
         _check_choice("pair_weight", pair_weight, get_args(PairWeight))
-        if pair_weight == "raw" or self.n_events == 0:
+        if pair_weight == "raw" or self.n_entries == 0:
             return self
         total = np.add.reduceat(np.abs(self.values), self.tube_ptr[:-1])
         wanted = np.log1p(total) if pair_weight == "log" else np.ones_like(total)
@@ -299,7 +353,7 @@ class TemporalTensor:
 
     def _is_symmetric(self) -> bool:
         """Whether X(i,j,t) = X(j,i,t) exactly."""
-        pair = np.repeat(np.arange(self.n_pairs), np.diff(self.tube_ptr))
+        pair = self.entry_pairs
         i, j = self.sources[pair], self.indices[pair]
         mirrored = np.lexsort((self.steps, i, j))
         return (
@@ -319,6 +373,7 @@ def as_tensor(data: Any) -> TemporalTensor:
         A `TemporalTensor`, a `sparse.COO`, a dask array of `sparse.COO` chunks, or a list of T
         `scipy.sparse` matrices.
     """
+    # Saves start-up time.
     from sparse import COO
 
     if isinstance(data, TemporalTensor):
@@ -411,7 +466,7 @@ def _check_weight(data: ArrayLike) -> Floats:
             "weight",
             got=f"{array.dtype} of shape {array.shape}",
             allowed="a vector of real numbers",
-            remedy="Pass one number an event.",
+            remedy="Pass one number per event.",
         )
     array = array.astype(np.float64)
     size = np.abs(array)

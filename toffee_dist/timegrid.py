@@ -10,25 +10,32 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self, get_args
 from zoneinfo import ZoneInfo
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toffee_dist.errors import ConfigError, InputError
-
-TimeUnit = Literal["auto", "s", "ms", "us", "ns", "number"]
+from toffee_dist.settings import (
+    DURATIONS,
+    LONGEST_NUMBER,
+    MAX_STEPS,
+    SECONDS,
+    TimeUnit,
+    check_step,
+    check_zone,
+    is_count,
+    parse_duration,
+)
 
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 UNIT_NAMES = {"s": "epoch seconds", "ms": "epoch ms", "us": "epoch µs", "ns": "epoch ns"}
-SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-# More steps than this is a mistake in the unit or the step, not a time axis.
-MAX_STEPS = 1_000_000
 
-_DURATION = re.compile(r"(\d+)\s*([smhdw])")
 _EPOCH = date(1970, 1, 1)
-_DURATIONS = "a whole number and s, m, h, d or w, such as 6h, 1d, 1w"
+
+# Ticks are within ±2⁶¹ (ingest/validate.py): this is beyond all of them, and fits 64 bits.
+FAR = 1 << 62
 
 Int64s = NDArray[np.int64]
 
@@ -51,6 +58,12 @@ class TimeScale:
     instant: bool
     zone: str = "UTC"
 
+    def __post_init__(self) -> None:
+        """Refuse what no column has; a scale may come from a damaged file."""
+        if not 1 <= self.ticks <= 10**15:
+            raise ValueError(f"{self.ticks} ticks")
+        check_zone(self.zone)
+
     def show(self, tick: int) -> str:
         """Return the tick as a person would write it."""
         if not self.instant:
@@ -66,17 +79,6 @@ class TimeScale:
         digits = len(str(self.ticks)) - 1
         fraction = f".{rest:0{digits}d}".rstrip("0") if rest else ""
         return text.strftime("%Y-%m-%dT%H:%M:%S") + fraction + text.strftime("%z")
-
-
-def check_zone(zone: str) -> str:
-    """Return the zone, or say that no such zone exists."""
-    try:
-        ZoneInfo(zone)
-    except (KeyError, ValueError, OSError):
-        raise ConfigError(
-            "zone", got=repr(zone), allowed="an IANA zone such as UTC or Europe/Athens"
-        ) from None
-    return zone
 
 
 def choose_scale(
@@ -158,10 +160,19 @@ class TimeGrid:
     width: int = 0
     edges: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Refuse a grid whose parts contradict each other; it may come from a damaged file."""
+        edges = 0 if self.width else self.n_steps + (self.step != "distinct")
+        if not 0 <= self.n_steps <= MAX_STEPS or self.width < 0 or len(self.edges) != edges:
+            raise ValueError(f"{self.n_steps} steps of width {self.width} with {len(self.edges)} boundaries")
+        # What is beyond 64 bits, or beyond what all steps can add up to, was never written.
+        if max(map(abs, (self.since, self.until, self.origin, *self.edges))) >= 2 * FAR:
+            raise ValueError("a moment that no column holds")
+
     def steps_of(self, ticks: Int64s) -> Int64s:
         """Return the step of every tick; -1 for a tick outside the grid."""
         if self.width:
-            steps = (ticks - self.origin) // self.width
+            steps = (ticks - self.origin) // min(self.width, FAR)
         else:
             edges = np.array(self.edges, dtype=np.int64)
             steps = np.searchsorted(edges, ticks, side="right").astype(np.int64) - 1
@@ -187,23 +198,6 @@ class TimeGrid:
         """Rebuild from `to_json`."""
         fields = dict(data)
         return cls(**{**fields, "scale": TimeScale(**fields["scale"]), "edges": tuple(fields["edges"])})
-
-
-def check_step(step: str) -> None:
-    """Refuse a step that no data could make sense of, before anything is read."""
-    if step == "distinct" or re.fullmatch(r"\d+", step):
-        good = step == "distinct" or int(step) > 0
-    elif step.startswith("bins:"):
-        good = step[5:].isdecimal() and 0 < int(step[5:]) <= MAX_STEPS
-    else:
-        match = _DURATION.fullmatch(step)
-        good = match is not None and int(match[1]) > 0
-    if not good:
-        raise ConfigError(
-            "step",
-            got=repr(step),
-            allowed=f"{_DURATIONS}; a whole number for plain-number times; bins:N; distinct",
-        )
 
 
 def build_grid(
@@ -246,7 +240,7 @@ def build_grid(
     if step.isdecimal():
         if scale.instant:
             raise ConfigError(
-                "step for times that are moments", got=step, allowed=_DURATIONS, remedy=f"Write {step}s?"
+                "step for times that are moments", got=step, allowed=DURATIONS, remedy=f"Write {step}s?"
             )
         return _uniform(step, scale, lo - lo % scale.ticks, int(step) * scale.ticks, lo, hi + 1)
     count, unit = _split(step)
@@ -260,13 +254,16 @@ def build_grid(
     width = count * SECONDS[unit] * scale.ticks
     first = _local_day(lo, scale)
     if unit == "w":
-        first -= timedelta(days=first.weekday())
+        first = _monday(first)
     origin = _midnight(first, scale)
     if unit in "dw" and scale.zone != "UTC":
         days = count * (7 if unit == "w" else 1)
         n_steps = (_local_day(hi, scale) - first).days // days + 1
         _check_count(n_steps, step)
-        edges = tuple(_midnight(first + timedelta(days=days * k), scale) for k in range(n_steps + 1))
+        try:
+            edges = tuple(_midnight(first + timedelta(days=days * k), scale) for k in range(n_steps + 1))
+        except OverflowError:
+            raise _outside_calendar(f"a step that ends after {_local_day(hi, scale)}") from None
         return TimeGrid(step, scale, n_steps, lo, hi + 1, edges=edges)
     # Short steps: from midnight, but not a whole day of empty steps before the first edge.
     origin += 0 if unit in "dw" else (lo - origin) // width * width
@@ -275,9 +272,11 @@ def build_grid(
 
 def parse_moment(text: str, scale: TimeScale, name: str) -> int:
     """Read --since or --until: a date, a timestamp, or a number as the time column holds it."""
-    if re.fullmatch(r"-?\d+", text) and not (scale.instant and len(text) == 8):
-        return int(text) * (1 if scale.instant else scale.ticks)
-    if scale.instant:
+    if re.fullmatch(rf"-?\d{{1,{LONGEST_NUMBER}}}", text) and not (scale.instant and len(text) == 8):
+        tick = int(text) * (1 if scale.instant else scale.ticks)
+        if abs(tick) <= FAR:
+            return tick
+    elif scale.instant:
         try:
             moment = datetime.fromisoformat(text)
         except ValueError:
@@ -285,7 +284,10 @@ def parse_moment(text: str, scale: TimeScale, name: str) -> int:
         else:
             if moment.tzinfo is None:
                 moment = moment.replace(tzinfo=ZoneInfo(scale.zone))
-            return _ticks(moment, scale)
+            try:
+                return _ticks(moment, scale)
+            except OverflowError:
+                pass  # The first or the last day of the calendar, seen from UTC.
     kinds = "a date, a timestamp or a number of the column" if scale.instant else "a whole number"
     raise ConfigError(name, got=repr(text), allowed=kinds)
 
@@ -295,20 +297,33 @@ def last_window(text: str, hi: int, scale: TimeScale) -> int:
 
     ``90d`` is 90 calendar days, the day of `hi` included; weeks, hours, … likewise.
     """
-    if text.isdecimal() and int(text) > 0 and not scale.instant:
-        return hi - int(text) * scale.ticks + 1
-    if _DURATION.fullmatch(text) and scale.instant:
-        count, unit = _split(text)
+    if is_count(text) and not scale.instant:
+        return max(hi - int(text) * scale.ticks + 1, -FAR)
+    if (duration := parse_duration(text)) and scale.instant:
+        count, unit = duration
         if count > 0:
             day = _local_day(hi, scale)
             if unit in "dw":
-                day -= timedelta(days=day.weekday() if unit == "w" else 0)
-                return _midnight(day - timedelta(days=(count - 1) * (7 if unit == "w" else 1)), scale)
+                try:
+                    day -= timedelta(days=day.weekday() if unit == "w" else 0)
+                    day -= timedelta(days=(count - 1) * (7 if unit == "w" else 1))
+                except OverflowError:
+                    raise ConfigError(
+                        "--last", got=repr(text), allowed="a window that begins after the year 1"
+                    ) from None
+                return _midnight(day, scale)
             width = SECONDS[unit] * scale.ticks
             origin = _midnight(day, scale)
-            return origin + ((hi - origin) // width - count + 1) * width
-    kind = _DURATIONS if scale.instant else "a whole number (the times are plain numbers)"
+            return max(origin + ((hi - origin) // width - count + 1) * width, -FAR)
+    kind = DURATIONS if scale.instant else "a whole number (the times are plain numbers)"
     raise ConfigError("--last", got=repr(text), allowed=kind)
+
+
+def _monday(day: date) -> date:
+    try:
+        return day - timedelta(days=day.weekday())
+    except OverflowError:
+        raise _outside_calendar(f"the week of {day}") from None
 
 
 def _uniform(step: str, scale: TimeScale, origin: int, width: int, since: int, until: int) -> TimeGrid:
@@ -329,10 +344,10 @@ def _too_many(got: str, remedy: str) -> InputError:
 
 
 def _split(duration: str) -> tuple[int, str]:
-    match = _DURATION.fullmatch(duration)
-    if match is None:
-        raise ConfigError("duration", got=repr(duration), allowed=_DURATIONS)
-    return int(match[1]), match[2]
+    found = parse_duration(duration)
+    if found is None:
+        raise ConfigError("duration", got=repr(duration), allowed=DURATIONS)
+    return found
 
 
 def _ticks(moment: datetime, scale: TimeScale) -> int:
@@ -344,7 +359,10 @@ def _ticks(moment: datetime, scale: TimeScale) -> int:
 def _midnight(day: date, scale: TimeScale) -> int:
     if scale.zone == "UTC":
         return (day - _EPOCH).days * 86400 * scale.ticks
-    return _ticks(datetime.combine(day, time(), ZoneInfo(scale.zone)), scale)
+    try:
+        return _ticks(datetime.combine(day, time(), ZoneInfo(scale.zone)), scale)
+    except OverflowError:
+        raise _outside_calendar(str(day)) from None
 
 
 def _local_day(tick: int, scale: TimeScale) -> date:
@@ -353,10 +371,47 @@ def _local_day(tick: int, scale: TimeScale) -> date:
             return _EPOCH + timedelta(days=tick // (86400 * scale.ticks))
         moment = datetime.fromtimestamp(0, UTC) + timedelta(seconds=tick // scale.ticks)
         return moment.astimezone(ZoneInfo(scale.zone)).date()
-    except OverflowError:
-        raise InputError(
-            "time outside the calendar",
-            got=f"{tick // scale.ticks} s since 1970",
-            allowed="years 1 to 9999",
-            remedy="Is --time-unit right?",
-        ) from None
+    except (OverflowError, ValueError):
+        raise _outside_calendar(f"{tick // scale.ticks} s since 1970") from None
+
+
+def _outside_calendar(got: str) -> InputError:
+    return InputError(
+        "time outside the calendar",
+        got=got,
+        allowed="years 1 to 9999",
+        remedy="Is --time-unit right? --until leaves later edges out.",
+    )
+
+
+# From how many seconds on a unit is used: a day reads better as 24 hours, a fortnight as 14 days.
+_UNITS = (
+    ("years", 365.2425 * 86400, 730 * 86400),
+    ("days", 86400.0, 48 * 3600),
+    ("hours", 3600.0, 120 * 60),
+    ("minutes", 60.0, 120),
+    ("seconds", 1.0, 0),
+)
+
+
+def name_period(steps: float, grid: TimeGrid) -> str:
+    """Return how often something happens that comes back after so many steps.
+
+    Steps of unequal length (``distinct`` times) have no common measure: there it is steps.
+
+    Examples
+    --------
+    >>> days = build_grid("1d", 0, 60 * 86400, TimeScale(1, True))
+    >>> name_period(7, days), name_period(1, days), name_period(1461, days)
+    ('every 7.0 days', 'every 24.0 hours', 'every 4.0 years')
+    """
+    if grid.step == "distinct":
+        return f"every {steps:.1f} steps"
+    width = grid.width or (grid.edges[-1] - grid.edges[0]) / grid.n_steps
+    length = steps * width / grid.scale.ticks
+    if not grid.scale.instant:
+        return f"every {length:.1f} units of time"
+    for name, seconds, least in _UNITS:
+        if length >= least:
+            return f"every {length / seconds:.1f} {name}"
+    raise AssertionError("the last unit takes everything")

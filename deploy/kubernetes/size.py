@@ -3,8 +3,9 @@
     toffee plan s3://my-bucket/edges/ --rank 128 --json > plan.json
     python deploy/kubernetes/size.py plan.json --max-workers 20
 
-Writes size.yaml of every overlay: how many workers, and the memory that each asks for. Requests equal limits
-for memory, so that no worker is put where it does not fit. Run by tests/test_deploy.py on a real plan.
+Writes size.yaml of every overlay: how many workers, and the memory and disk that each asks for. Requests
+equal limits, so that no worker is put where it does not fit. Run by tests/deploy/test_deploy.py on a real
+plan.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ PREFIXES = {"nightly": "/spec", "once": "/spec/cluster/spec"}
 # Dask ends a worker at this share of its limit (deploy/dask.yaml), and the plan must fit below.
 USABLE_SHARE = 0.95
 MEBIBYTE = 2**20
+# Tensors of which a worker keeps a local copy (toffee_dist/storage/local_cache.py) and the one that is being
+# made; and what is left for logs and small files.
+COPIES, LOG_BYTES = 4, 1024 * MEBIBYTE
 
 
 def size_workers(plan: Mapping[str, Any], threads: int, max_workers: int) -> dict[str, int]:
@@ -31,9 +35,11 @@ def size_workers(plan: Mapping[str, Any], threads: int, max_workers: int) -> dic
     needed = int(plan["worker_bytes"][str(threads)]) / USABLE_SHARE
     # What is known before the plan's first task: estimates are within 3 %.
     memory = math.ceil(1.05 * needed / (256 * MEBIBYTE)) * 256 * MEBIBYTE
+    disk = math.ceil((COPIES * int(plan["mapped_bytes"]) + LOG_BYTES) / (256 * MEBIBYTE)) * 256 * MEBIBYTE
     return {
         "workers": max(1, min(max_workers, math.ceil(widest / threads))),
         "bytes": memory,
+        "disk": disk,
         "threads": threads,
     }
 
@@ -41,7 +47,8 @@ def size_workers(plan: Mapping[str, Any], threads: int, max_workers: int) -> dic
 def make_patch(prefix: str, size: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return the size as a JSON patch of the object whose cluster is below `prefix`."""
     container = f"{prefix}/worker/spec/containers/0"
-    memory = f"{size['bytes'] // MEBIBYTE}Mi"
+    memory, disk = f"{size['bytes'] // MEBIBYTE}Mi", f"{size['disk'] // MEBIBYTE}Mi"
+    logs = f"{(size['disk'] + LOG_BYTES) // MEBIBYTE}Mi"
     return [
         {"op": "replace", "path": f"{prefix}/worker/replicas", "value": size["workers"]},
         # The fifth argument, which a test holds to be --nthreads.
@@ -50,10 +57,12 @@ def make_patch(prefix: str, size: Mapping[str, int]) -> list[dict[str, Any]]:
             "op": "replace",
             "path": f"{container}/resources",
             "value": {
-                "requests": {"cpu": str(size["threads"]), "memory": memory},
-                "limits": {"memory": memory},
+                "requests": {"cpu": str(size["threads"]), "memory": memory, "ephemeral-storage": logs},
+                "limits": {"memory": memory, "ephemeral-storage": logs},
             },
         },
+        # The second volume, which a test holds to be /tmp.
+        {"op": "replace", "path": f"{prefix}/worker/spec/volumes/1/emptyDir/sizeLimit", "value": disk},
     ]
 
 

@@ -5,7 +5,7 @@
 
 Workers leave before their time limit (--lifetime) and give their tasks back. TLS, with certificates for this
 run alone. Tested: run whole with an sbatch and scancel that start and end processes here; everything else is
-real (tests/test_deploy.py). Not tested: on a Slurm cluster. Needs dask-jobqueue.
+real (tests/deploy/test_deploy.py). Not tested: on a Slurm cluster. Needs dask-jobqueue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import yaml
 from dask_jobqueue import SLURMCluster
 from distributed.security import Security
 
-from toffee_dist.certs import ROLES, write_certificates
+from toffee_dist.cluster.certs import ROLES, write_certificates
 
 DEPLOY = Path(__file__).parents[1]
 # Seconds before the time limit at which a worker leaves: more than a task takes to be given back.
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ],
             worker_extra_args=[
                 *("--lifetime", f"{lifetime}s", "--lifetime-stagger", "60s"),
-                *("--preload-nanny", "toffee_dist.leaving", "--no-dashboard"),
+                *("--preload-nanny", "toffee_dist.cluster.retire", "--no-dashboard"),
             ],
             scheduler_options={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
         ) as cluster:

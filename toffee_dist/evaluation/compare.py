@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
+import uuid
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
@@ -11,14 +14,16 @@ from typing import Any, get_args
 
 import numpy as np
 
-from toffee_dist.edges import Run, Say, run_here
 from toffee_dist.errors import ConfigError
 from toffee_dist.evaluation.classify import Classifier, Marks, check_classifier, mark
 from toffee_dist.evaluation.events import Events, Past
 from toffee_dist.evaluation.features import OPERATORS, Features, check_features, pair_features
 from toffee_dist.evaluation.protocols import Examples, Protocol, Split, Splits, check_protocol
-from toffee_dist.models import ModelEmbedding, ModelOptions, find_model, fit
-from toffee_dist.tensor import Entry, PairWeight
+from toffee_dist.models import FitContext, ModelEmbedding, find_model, fit_staged
+from toffee_dist.settings import Entry, FitSettings, PairWeight
+from toffee_dist.storage.files import remove_tree
+from toffee_dist.storage.tensors import stage_tensor
+from toffee_dist.tasks import RunTasks, Say, run_here
 
 # What --grid may search, and how a word of it is read.
 GRID = {"rank": int, "reg": float, "entry": str, "pair_weight": str, "reduce": str}
@@ -48,7 +53,7 @@ class EvaluateConfig:
     features: tuple[str, ...] = (*OPERATORS, "combined")
     classifier: str = "logistic"
     seeds: int = 10
-    options: ModelOptions = field(default_factory=ModelOptions)
+    options: FitSettings = field(default_factory=FitSettings)
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     first_seed: int = 0
 
@@ -92,10 +97,22 @@ class Cell:
 
 
 class Fits:
-    """Models fitted on one learning part, each once: an embedding does not depend on the sampling seed."""
+    """Models fitted on one learning part, each once: an embedding does not depend on the sampling seed.
 
-    def __init__(self, learning: Events, run: Run = run_here, work: Path | None = None) -> None:
-        self._learning, self._run, self._work = learning, run, work
+    Parameters
+    ----------
+    learning
+        The links to learn from.
+    run, work
+        Where the tasks of the fits run, and a folder that all of them see; by default a temporary one.
+    """
+
+    def __init__(self, learning: Events, run: RunTasks = run_here, work: Path | None = None) -> None:
+        self._learning, self._run = learning, run
+        self._folder = (work or Path(tempfile.gettempdir())) / f"toffee-{uuid.uuid4().hex[:12]}"
+        self._folder.mkdir(mode=0o700)
+        # Gone with this object.
+        weakref.finalize(self, remove_tree, self._folder)
         self._pasts: dict[tuple[str, str], Past] = {}
         self._fitted: dict[tuple[object, ...], tuple[ModelEmbedding, float]] = {}
         self.count = 0
@@ -108,18 +125,28 @@ class Fits:
         return self._pasts[key]
 
     def embedding(
-        self, model: str, options: ModelOptions, entry: str, pair_weight: str
+        self, model: str, options: FitSettings, entry: str, pair_weight: str
     ) -> tuple[ModelEmbedding, float]:
         """Return the vectors of all nodes of the graph (zero for those not met yet), and the CPU seconds."""
         key = (model, options, entry, pair_weight)
         if key not in self._fitted:
             past = self.past(entry, pair_weight)
+            tensor, folder = self._stage(entry, pair_weight), self._folder / f"fit-{self.count}"
             began = time.process_time()
-            found = fit(model, past.tensor, options, self._run, self._work)
+            context = FitContext(str(tensor), str(folder), options, self._run)
+            found = context.read_embedding(fit_staged(model, context))
             seconds = time.process_time() - began
+            remove_tree(folder)
             self._fitted[key] = found.spread(past.nodes, self._learning.n_nodes), seconds
             self.count += 1
         return self._fitted[key]
+
+    def _stage(self, entry: str, pair_weight: str) -> Path:
+        """Return the folder of the learning part's tensor, which the tasks read."""
+        folder = self._folder / f"tensor-{entry}-{pair_weight}"
+        if not folder.exists():
+            stage_tensor(self.past(entry, pair_weight).tensor, folder)
+        return folder
 
     def score(self, model: str, i: Any, j: Any, entry: str, pair_weight: str) -> Any:
         """Return the scores of a model without vectors; 0 for pairs with a node not met yet."""
@@ -138,7 +165,7 @@ class Fits:
 class Settings:
     """One point of a grid."""
 
-    options: ModelOptions
+    options: FitSettings
     entry: str
     pair_weight: str
 
@@ -149,12 +176,11 @@ class Settings:
         own = {name: values.pop(name) for name in ("entry", "pair_weight") if name in values}
         if reg is not None:
             values |= {"reg_a": reg, "reg_r": reg}
-        return replace(self, options=replace(self.options, **values), **own)
+        return replace(self, options=self.options.changed(**values), **own)
 
     def __str__(self) -> str:
-        shown = asdict(self.options)
         names = ("rank", "reg_a", "reduce", "gauge", "oversample")
-        parts = [f"{name.removesuffix('_a')}={shown[name]}" for name in names]
+        parts = [f"{name.removesuffix('_a')}={getattr(self.options, name)}" for name in names]
         return " ".join([*parts, f"entry={self.entry}", f"pair_weight={self.pair_weight}"])
 
 
@@ -163,7 +189,7 @@ def evaluate(
     config: EvaluateConfig,
     *,
     splits: Path | None = None,
-    run: Run = run_here,
+    run: RunTasks = run_here,
     work: Path | None = None,
     say: Say = lambda line: None,
 ) -> list[Cell]:
@@ -179,7 +205,7 @@ def evaluate(
         A folder for the examples: read where they are there, else written. The same splits make two
         evaluations exactly comparable.
     run, work
-        Where models with many tasks run; see `models.fit`.
+        Where the tasks of the fits run, and a folder that all of them see; by default a temporary one.
     say
         Is told what is going on.
 
@@ -237,7 +263,7 @@ def _run_part(
     config: EvaluateConfig,
     wanted: Mapping[str, Sequence[Settings]],
     folder: Path | None,
-    run: Run,
+    run: RunTasks,
     work: Path | None,
 ) -> list[Cell]:
     fits = Fits(events.head(split.learn), run, work)

@@ -12,15 +12,16 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from toffee_dist.edges import IngestConfig, Run, Say, run_here
 from toffee_dist.errors import InputError
-from toffee_dist.registry import positions
-from toffee_dist.scan import Part, ScanTask, scan
-from toffee_dist.schema import guess_schema
-from toffee_dist.sources import find_files, group_fragments, list_fragments
-from toffee_dist.summary import gather_bad, refuse_bad
-from toffee_dist.tensor import Entry, PairWeight, TemporalTensor
-from toffee_dist.timegrid import TimeGrid, TimeScale, build_grid, choose_scale, last_window, parse_moment
+from toffee_dist.ingest.prepare import list_tasks, read_window
+from toffee_dist.ingest.registry import positions
+from toffee_dist.ingest.scan import ScanPart, scan
+from toffee_dist.ingest.summary import gather_bad, refuse_bad
+from toffee_dist.limits import LIMITS, Limits
+from toffee_dist.settings import EdgeSettings, Entry, PairWeight
+from toffee_dist.tasks import RunTasks, Say, run_here
+from toffee_dist.tensor import TemporalTensor
+from toffee_dist.timegrid import TimeGrid, TimeScale, build_grid
 
 Int64s = NDArray[np.int64]
 
@@ -122,7 +123,12 @@ def pair_keys(i: Int64s, j: Int64s, n_nodes: int, directed: bool) -> Int64s:
     return np.minimum(i, j) * n_nodes + np.maximum(i, j)
 
 
-def read_events(config: IngestConfig, run: Run = run_here, say: Say = lambda line: None) -> Events:
+def read_events(
+    settings: EdgeSettings,
+    run: RunTasks = run_here,
+    say: Say = lambda line: None,
+    limits: Limits = LIMITS,
+) -> Events:
     """Read edges by the same options and rules as `ingest`, and sort them by time.
 
     Raises
@@ -130,34 +136,20 @@ def read_events(config: IngestConfig, run: Run = run_here, say: Say = lambda lin
     ConfigError, InputError
         As `ingest` does.
     """
-    files, notes = find_files(config.inputs)
-    columns = replace(config.columns, need_weight=config.entry == "sum")
-    schema, guesses = guess_schema(files, columns)
-    for note in [*notes, *guesses]:
-        say(note)
     with tempfile.TemporaryDirectory(prefix="toffee-") as work:
-        groups = group_fragments(list_fragments(files))
-        tasks = [
-            ScanTask(index, tuple(group), schema, work, columns.bipartite)
-            for index, group in enumerate(groups)
-        ]
-        found = list(run(scan, tasks))
-        bad = gather_bad(found, tasks)
-        if config.on_bad_rows == "error":
+        reading = list_tasks(settings, work, say, limits)
+        found = list(run(scan, reading.tasks))
+        bad = gather_bad(found, reading.tasks)
+        if settings.on_bad_rows == "error":
             refuse_bad(bad, sum(record.rows for record in found))
         parts = [part for record in found for part in record.parts]
         if not parts:
             raise _nothing(sum(record.rows for record in found))
-        ids, frame, n_sources = _gather(parts, work, columns.bipartite)
+        ids, frame, n_sources = _gather(parts, work, settings.bipartite)
     time = frame["time"].to_numpy()
     lo, hi = int(time.min()), int(time.max())
-    scale, note = choose_scale(lo, hi, schema.per_unit, schema.per_second, config.time_unit, columns.zone)
-    if note:
-        say(note)
-    until = None if config.until is None else parse_moment(config.until, scale, "--until")
-    since = None if config.since is None else parse_moment(config.since, scale, "--since")
-    if config.last is not None:
-        since = last_window(config.last, hi if until is None else until - 1, scale)
+    scale = reading.find_scale(settings, lo, hi, say)
+    since, until = read_window(settings, scale, hi)
     wanted = pl.col("time") >= (lo if since is None else since)
     frame = frame.filter(wanted if until is None else wanted & (pl.col("time") < until))
     if frame.is_empty():
@@ -170,16 +162,18 @@ def read_events(config: IngestConfig, run: Run = run_here, say: Say = lambda lin
         frame["time"].to_numpy(),
         frame["weight"].to_numpy() if "weight" in frame.columns else None,
         scale,
-        config.step,
-        config.directed,
-        config.entry,
-        config.pair_weight,
+        settings.step,
+        settings.directed,
+        settings.entry,
+        settings.pair_weight,
         since,
         n_sources,
     )
 
 
-def _gather(parts: Sequence[Part], work: str, bipartite: bool) -> tuple[pl.Series, pl.DataFrame, int | None]:
+def _gather(
+    parts: Sequence[ScanPart], work: str, bipartite: bool
+) -> tuple[pl.Series, pl.DataFrame, int | None]:
     """Give every id a row in the order of the ids, and return the rows of all parts."""
     spaces = range(1 + bipartite)
     part_ids = [[pl.read_ipc(part.ids_path(work, s))["id"] for s in spaces] for part in parts]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toffee_dist.errors import ConfigError
-from toffee_dist.models.base import Block, ModelEmbedding, Rows
+from toffee_dist.models.base import ModelEmbedding, RoleVectors, Rows
 from toffee_dist.tensor import Floats
 
 Array = NDArray[Any]
@@ -22,7 +22,7 @@ OPERATORS: dict[str, Callable[[Array, Array], Array]] = {
     "weighted-l2": lambda a, b: (a - b) ** 2,
 }
 COMBINED, SCORES = "combined", "scores"
-PARTS = (*OPERATORS, COMBINED, SCORES)
+FEATURES = (*OPERATORS, COMBINED, SCORES)
 # Scores are also taken of this many leading columns: canonical columns are ordered, so these are the
 # embedding of a lower rank. Measured on validation parts: +.007 on wildbird, no harm elsewhere.
 LEADING = (16, 4)
@@ -41,9 +41,9 @@ class Features:
 def check_features(spec: str) -> tuple[str, ...]:
     """Return the parts of ``hadamard``, ``combined``, ``scores``, ``combined+scores``, …."""
     parts = tuple(spec.split("+"))
-    if not set(parts) <= set(PARTS) or len(set(parts)) < len(parts):
+    if not set(parts) <= set(FEATURES) or len(set(parts)) < len(parts):
         raise ConfigError(
-            "features", got=repr(spec), allowed=f"{', '.join(PARTS)}, or several of them joined by +"
+            "features", got=repr(spec), allowed=f"{', '.join(FEATURES)}, or several of them joined by +"
         )
     return parts
 
@@ -78,7 +78,7 @@ def pair_features(embedding: ModelEmbedding, i: Rows, j: Rows, spec: str) -> Fea
     )
 
 
-def block_scores(block: Block, i: Rows, j: Rows) -> Floats:
+def block_scores(block: RoleVectors, i: Rows, j: Rows) -> Floats:
     """Return what one block says of pairs, in seven numbers.
 
     The model's own score, the inner product, the cosine, the distance; and of the two lengths (which grow

@@ -12,17 +12,18 @@ from typing import Annotated, Any, Literal
 import polars as pl
 from pydantic import Field
 
-from toffee_dist.config import EdgeSettings, Several, Split
-from toffee_dist.edges import IngestConfig, Run, Say, run_here
 from toffee_dist.errors import ConfigError
 from toffee_dist.evaluation.classify import Classifier
 from toffee_dist.evaluation.compare import GRID, Cell, EvaluateConfig, evaluate
 from toffee_dist.evaluation.events import read_events
-from toffee_dist.evaluation.report import to_frame, write_report
+from toffee_dist.evaluation.report import to_frame, write_results
 from toffee_dist.evaluation.steps import FutureConfig, StepCell, future_links, label_steps, read_labels
-from toffee_dist.models import MODELS, ModelOptions
-from toffee_dist.models.base import Gauge
-from toffee_dist.store import check_writable, move_tree, place, remote, scratch
+from toffee_dist.models import MODELS
+from toffee_dist.settings import EdgeSettings, FitSettings, OutSettings, Several, Split, shown
+from toffee_dist.storage.files import check_parent, check_writable, move_tree, scratch
+from toffee_dist.storage.paths import as_remote, to_path
+from toffee_dist.tasks import RunTasks, Say, run_here
+from toffee_dist.words import hide_in, hide_secrets
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,10 @@ class EvaluateJob:
     labels
         A file of labels; None compares none.
     workers
-        Processes for models with many tasks; None runs all in this process.
+        Processes for the tasks of the fits; None runs all in this process.
     """
 
-    edges: IngestConfig
+    edges: EdgeSettings
     out: Path
     config: EvaluateConfig = field(default_factory=EvaluateConfig)
     splits: Path | None = None
@@ -78,11 +79,13 @@ def run_job(job: EvaluateJob, say: Say = lambda line: None) -> Evaluated:
             allowed="a folder that does not exist yet",
             remedy="Choose another or remove it.",
         )
+    if job.splits is not None:
+        check_parent(job.splits, "--splits")
     events = read_events(job.edges, say=say)
     labels = None if job.labels is None else read_labels(job.labels, events)
-    check_writable(out.parent if remote(out) is None else out)
+    check_writable(out.parent if as_remote(out) is None else out)
     # Written beside its place and moved there; what goes to a store is written here, and copied.
-    beside = out.parent if remote(out) is None else Path(tempfile.gettempdir())
+    beside = out.parent if as_remote(out) is None else Path(tempfile.gettempdir())
     with scratch(beside, f".{out.name}.") as stage:
         folder = job.splits or stage / "splits"
         with _workers(job.workers) as (run, work):
@@ -99,7 +102,7 @@ def run_job(job: EvaluateJob, say: Say = lambda line: None) -> Evaluated:
             marks += label_steps(past.tensor, labels, job.config.options, past.grid.show, say)
         cells, steps = to_frame(found, Cell), to_frame(marks, StepCell)
         about = {
-            "inputs": list(job.edges.inputs),
+            "inputs": hide_in(list(job.edges.inputs)),
             "links": len(events),
             "nodes": events.n_nodes,
             "directed": events.directed,
@@ -108,18 +111,20 @@ def run_job(job: EvaluateJob, say: Say = lambda line: None) -> Evaluated:
                 name: getattr(job.config, name) for name in ("protocols", "models", "features", "seeds")
             },
         }
-        write_report(stage, about, cells, steps, Path(job.edges.inputs[0]).name)
+        write_results(stage, about, cells, steps, Path(hide_secrets(job.edges.inputs[0])).name)
         move_tree(stage, out)
     return Evaluated(about, cells, steps)
 
 
 @contextmanager
-def _workers(count: int | None) -> Iterator[tuple[Run, Path | None]]:
+def _workers(count: int | None) -> Iterator[tuple[RunTasks, Path | None]]:
     """Give where tasks run, and the folder through which large arrays travel."""
     if count is None:
         yield run_here, None
         return
-    from toffee_dist.runtime import cluster, runner
+    # Saves start-up time.
+    from toffee_dist.cluster.client import cluster
+    from toffee_dist.cluster.mapping import runner
 
     with tempfile.TemporaryDirectory(prefix="toffee-") as work, cluster("processes", count) as client:
         yield runner(client), Path(work)
@@ -150,52 +155,75 @@ def parse_grid(words: Sequence[str]) -> dict[str, list[Any]]:
 
 
 _DEFAULT = EvaluateConfig()
+_GROUP = shown("Evaluation")
 Protocol = Literal["link-paper", "link-new", "link-hard", "none"]
 
 
-class EvaluateSettings(EdgeSettings):
+class EvaluateSettings(EdgeSettings, FitSettings, OutSettings):
     """Options of `toffee evaluate`, and keys of its TOML file."""
 
-    out: str = Field("", description="Where the result goes; must not exist yet.")
     protocol: Annotated[tuple[Protocol, ...], Split] = Field(
         ("link-paper",),
         description="Which pairs are asked about: link-paper, link-new, link-hard; none: only --future or "
         "--labels.",
+        json_schema_extra=_GROUP,
     )
     model: Annotated[tuple[str, ...], Split] = Field(
-        _DEFAULT.models, description=f"What is compared: {', '.join(MODELS)}."
+        _DEFAULT.models,
+        description=f"Which models to compare: {', '.join(MODELS)}.",
+        json_schema_extra=_GROUP,
     )
     features: Annotated[tuple[str, ...], Split] = Field(
         _DEFAULT.features,
-        description="average, hadamard, weighted-l1, weighted-l2, combined (all four), scores; joined by +.",
+        description="How the vectors of a pair become features: average, hadamard, weighted-l1, weighted-l2, "
+        "combined (all four), scores; joined by +.",
+        json_schema_extra=_GROUP,
     )
-    classifier: Classifier = Field("logistic", description="What decides, given the features.")
-    seeds: int = Field(_DEFAULT.seeds, ge=1, description="How many draws of examples.")
-    first_seed: int = Field(0, ge=0, description="Of the draws of examples.")
-    rank: int = Field(_DEFAULT.options.rank, ge=1, description="Length of a vector.")
-    reg: float = Field(_DEFAULT.options.reg_a, description="λ of A and R.")
-    reduce: str = Field(
-        "sum",
-        description="What is summed over time: sum, last:N, decay:H (steps, or a share such as decay:5%); "
-        "joined by + for several blocks of vectors side by side.",
+    classifier: Classifier = Field(
+        "logistic", description="Classifier of the features.", json_schema_extra=_GROUP
     )
-    gauge: Gauge = Field("canonical", description="canonical, or none: the paper's raw A·R.")
-    oversample: int = Field(
-        1,
-        ge=1,
-        description="Directed graphs: solve this many times the rank, keep the leading columns of each role.",
+    seeds: int = Field(
+        _DEFAULT.seeds, ge=1, description="Number of draws of examples.", json_schema_extra=_GROUP
+    )
+    first_seed: int = Field(
+        _DEFAULT.first_seed,
+        ge=0,
+        description="Random seed of the first draw of examples.",
+        json_schema_extra=_GROUP,
+    )
+    reg: float | None = Field(
+        None,
+        description="Regularisation λ_A and λ_R at once, instead of --reg-a and --reg-r.",
+        json_schema_extra=shown("Model"),
     )
     grid: Annotated[tuple[str, ...], Several] = Field(
         (),
         description=f"NAME=V,V: choose among values of {', '.join(GRID)}, on a validation part cut from the "
         "learning time.",
+        json_schema_extra=_GROUP,
     )
-    splits: str | None = Field(None, description="Keep the examples here, or use those that are here.")
-    future: int | None = Field(None, ge=1, description="Predict the links of the last so many steps.")
-    period: int = Field(7, ge=2, description="Steps of --future's rhythm.")
-    labels: str | None = Field(None, description="Parquet or CSV with node, label and perhaps step.")
-    seed: int = Field(0, ge=0, description="Of the models.")
-    workers: int | None = Field(None, ge=1, description="Processes for rescal; default: this one.")
+    splits: str | None = Field(
+        None,
+        description="Folder of examples: read where they are there, else written.",
+        json_schema_extra=shown("Evaluation", "DIR"),
+    )
+    future: int | None = Field(
+        None, ge=1, description="Predict the links of this many last steps.", json_schema_extra=_GROUP
+    )
+    period: int = Field(
+        7, ge=2, description="Length of the rhythm of --future, in steps.", json_schema_extra=_GROUP
+    )
+    labels: str | None = Field(
+        None,
+        description="Parquet or CSV file with node, label and perhaps step, to compare with.",
+        json_schema_extra=shown("Evaluation", "FILE"),
+    )
+    workers: int | None = Field(
+        None,
+        ge=1,
+        description="Number of processes for rescal (default: this one).",
+        json_schema_extra=shown("Cluster"),
+    )
 
     def job(self) -> EvaluateJob:
         """Return what `run_job` takes, all of it checked."""
@@ -206,15 +234,9 @@ class EvaluateSettings(EdgeSettings):
             raise ConfigError(
                 "out", got="nothing", allowed="a folder for the result", remedy="Add --out DIR."
             )
-        options = ModelOptions(
-            rank=self.rank,
-            reg_a=self.reg,
-            reg_r=self.reg,
-            reduce=self.reduce,
-            gauge=self.gauge,
-            oversample=self.oversample,
-            seed=self.seed,
-        )
+        options = self.only(FitSettings)
+        if self.reg is not None:
+            options = options.changed(reg_a=self.reg, reg_r=self.reg)
         config = EvaluateConfig(
             protocols,
             models=self.model,
@@ -226,8 +248,8 @@ class EvaluateSettings(EdgeSettings):
             grid=parse_grid(self.grid),
         )
         return EvaluateJob(
-            edges=self.ingest_config(),
-            out=place(self.out),
+            edges=self.only(EdgeSettings),
+            out=to_path(self.out),
             config=config,
             splits=None if self.splits is None else Path(self.splits),
             future=None if self.future is None else FutureConfig(self.future, self.period),

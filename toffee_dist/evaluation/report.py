@@ -103,7 +103,7 @@ def describe_steps(cells: pl.DataFrame) -> str:
     return "\n\n".join(tables)
 
 
-def write_report(
+def write_results(
     folder: Path, about: Mapping[str, Any], cells: pl.DataFrame, steps: pl.DataFrame, name: str
 ) -> None:
     """Write every cell as Parquet and JSON, the summary, and the plots."""
@@ -129,6 +129,7 @@ def write_page(path: Path, graphs: Mapping[str, pl.DataFrame], steps: pl.DataFra
     steps
         Marks of single steps.
     """
+    # Saves start-up time.
     from toffee_dist.report.page import Section, render
 
     summaries = {name: summarise(cells).filter(pl.col("part") == "test") for name, cells in graphs.items()}
@@ -151,6 +152,7 @@ def write_page(path: Path, graphs: Mapping[str, pl.DataFrame], steps: pl.DataFra
 
 
 def _palette(count: int) -> list[str]:
+    # Saves start-up time.
     from bokeh.palettes import Category20
 
     colours = list(Category20[20])
@@ -158,6 +160,7 @@ def _palette(count: int) -> list[str]:
 
 
 def _bars(graphs: Mapping[str, pl.DataFrame]) -> Any:
+    # Saves start-up time.
     from bokeh.models import FactorRange
     from bokeh.transform import factor_cmap
 
@@ -181,6 +184,7 @@ def _bars(graphs: Mapping[str, pl.DataFrame]) -> Any:
 
 
 def _against_time(graphs: Mapping[str, pl.DataFrame]) -> Any:
+    # Saves start-up time.
     from toffee_dist.report.plots import new_figure
 
     plot = new_figure(
@@ -205,6 +209,7 @@ def _against_time(graphs: Mapping[str, pl.DataFrame]) -> Any:
 
 
 def _by_step(cells: pl.DataFrame, label: str) -> Any:
+    # Saves start-up time.
     from toffee_dist.report.plots import new_figure
 
     plot = new_figure(height=360, x_axis_label="step", y_axis_label=label)

@@ -15,15 +15,15 @@ import polars as pl
 import scipy.sparse as sp
 import scipy.sparse.linalg as sla
 
-from toffee_dist.edges import Say
-from toffee_dist.embedding import entries, trajectory
 from toffee_dist.errors import ConfigError, InputError
 from toffee_dist.evaluation.events import Events, Int64s, pair_keys
-from toffee_dist.frequencies import choose_freqs
-from toffee_dist.gauge import common_basis
-from toffee_dist.models.base import ModelOptions
-from toffee_dist.solvers import SliceFactors, SolveOptions, solve_slices
-from toffee_dist.spectrum import inverse_transform
+from toffee_dist.kernels.embedding import entries, trajectory
+from toffee_dist.kernels.frequencies import choose_freqs
+from toffee_dist.kernels.gauge import common_basis
+from toffee_dist.kernels.solvers import SliceFactors, solve_slices
+from toffee_dist.kernels.spectrum import inverse_transform
+from toffee_dist.settings import FitSettings, SolverSettings
+from toffee_dist.tasks import Say
 from toffee_dist.tensor import Floats, TemporalTensor
 
 # Up to this many pairs of nodes, all of them are asked about.
@@ -76,7 +76,7 @@ class FutureConfig:
 
 
 def future_links(
-    events: Events, config: FutureConfig, options: ModelOptions, say: Say = lambda line: None
+    events: Events, config: FutureConfig, options: FitSettings, say: Say = lambda line: None
 ) -> list[StepCell]:
     """Ask which pairs link at each of the last steps, from what happened before them.
 
@@ -110,7 +110,7 @@ def future_links(
     return cells
 
 
-def _choose_share(events: Events, config: FutureConfig, options: ModelOptions) -> float:
+def _choose_share(events: Events, config: FutureConfig, options: FitSettings) -> float:
     """Choose how much of the rhythm to trust, by predicting the last period before the steps asked about."""
     steps = events.grid().steps_of(events.time)
     cut = events.grid().n_steps - config.horizon
@@ -133,7 +133,7 @@ def _whole_periods(events: Events, config: FutureConfig) -> int:
 
 
 def _ask(
-    events: Events, config: FutureConfig, options: ModelOptions, say: Say, *, only_shares: bool = False
+    events: Events, config: FutureConfig, options: FitSettings, say: Say, *, only_shares: bool = False
 ) -> Iterator[tuple[int, Any, dict[str, Floats]]]:
     """Yield each step that has links: the step, which pairs link, and what every method says of the pairs."""
     learning, window, answers = _cut(events, config, say)
@@ -141,7 +141,7 @@ def _ask(
     tensor, T, P = past.tensor, past.tensor.n_steps, config.period
     ages = 0.5 ** (np.arange(T)[::-1] / (config.half_life * P))
     rank = options.rank * (options.oversample if tensor.directed else 1)
-    solve = replace(options.solve(), rank=min(rank, tensor.n_nodes))
+    solve = options.model_copy(update={"rank": min(rank, tensor.n_nodes)})
     harmonics = [m * (T // P) for m in range(P // 2 + 1)]
     # Pairs of nodes that the past knows, as rows of its tensor; a node not met yet has no score.
     i, j, positive = _candidates(events, past.nodes, tensor, answers, options.seed)
@@ -274,6 +274,7 @@ def _at(hats: dict[int, Any], freqs: Sequence[int], n_steps: int, step: int) -> 
 
 def average_precision(linked: Any, score: Floats) -> float:
     """Return the average precision of scores; pairs of equal score count as drawn at random."""
+    # Saves start-up time.
     from sklearn.metrics import average_precision_score
 
     return float(average_precision_score(linked, score))
@@ -282,7 +283,7 @@ def average_precision(linked: Any, score: Floats) -> float:
 def label_steps(
     tensor: TemporalTensor,
     labels: Int64s,
-    options: ModelOptions,
+    options: FitSettings,
     show: Callable[[int], str] = str,
     say: Say = lambda line: None,
 ) -> list[StepCell]:
@@ -321,10 +322,9 @@ def label_steps(
             remedy="Where all nodes are alike there is nothing to find: check the labels.",
         )
     steps = [useful[k] for k in np.unique(np.linspace(0, len(useful) - 1, LABEL_STEPS).round().astype(int))]
-    solve = options.solve()
     vectors: dict[str, Iterator[Any]] = {
-        "trajectory": _trajectory(tensor, solve, steps, say),
-        "static": _static(tensor, solve, steps),
+        "trajectory": _trajectory(tensor, options, steps, say),
+        "static": _static(tensor, options, steps),
         "snapshot-svd": (_leading(_snapshot(tensor, t), options)[0] for t in steps),
         "unfolded-svd": _unfolded(tensor, options, steps),
     }
@@ -337,6 +337,7 @@ def label_steps(
 
 def rand_index(vectors: Any, labels: Int64s, seed: int) -> float:
     """Return the adjusted Rand index of k-means on the labelled nodes against their labels."""
+    # Saves start-up time.
     from sklearn.cluster import KMeans
     from sklearn.metrics import adjusted_rand_score
 
@@ -347,7 +348,9 @@ def rand_index(vectors: Any, labels: Int64s, seed: int) -> float:
     return float(adjusted_rand_score(labels[known], found))
 
 
-def _trajectory(tensor: TemporalTensor, solve: SolveOptions, steps: Sequence[int], say: Say) -> Iterator[Any]:
+def _trajectory(
+    tensor: TemporalTensor, solve: SolverSettings, steps: Sequence[int], say: Say
+) -> Iterator[Any]:
     (zero,) = solve_slices(tensor, [0], solve)
     basis = common_basis(zero)
     kept = choose_freqs(tensor, "auto", basis)
@@ -359,7 +362,7 @@ def _trajectory(tensor: TemporalTensor, solve: SolveOptions, steps: Sequence[int
     yield from trajectory(slices, basis.V, tensor.n_steps, steps=steps)
 
 
-def _static(tensor: TemporalTensor, solve: SolveOptions, steps: Sequence[int]) -> Iterator[Any]:
+def _static(tensor: TemporalTensor, solve: SolverSettings, steps: Sequence[int]) -> Iterator[Any]:
     (zero,) = solve_slices(tensor, [0], solve)
     vectors = common_basis(zero).embedding()
     return (vectors for _ in steps)
@@ -367,12 +370,12 @@ def _static(tensor: TemporalTensor, solve: SolveOptions, steps: Sequence[int]) -
 
 def _snapshot(tensor: TemporalTensor, step: int) -> Any:
     at = tensor.steps == step
-    pair = np.repeat(np.arange(tensor.n_pairs), np.diff(tensor.tube_ptr))[at]
+    pair = tensor.entry_pairs[at]
     shape = (tensor.n_nodes, tensor.n_nodes)
     return sp.csr_matrix((tensor.values[at], (tensor.sources[pair], tensor.indices[pair])), shape=shape)
 
 
-def _leading(matrix: Any, options: ModelOptions) -> tuple[Any, Any]:
+def _leading(matrix: Any, options: FitSettings) -> tuple[Any, Any]:
     """Return U·S and V·√S of the leading singular vectors."""
     rank = min(options.rank, min(matrix.shape))
     if rank > 0.2 * min(matrix.shape) or min(matrix.shape) < 3:
@@ -384,9 +387,9 @@ def _leading(matrix: Any, options: ModelOptions) -> tuple[Any, Any]:
     return U * S, Vt.T * np.sqrt(S)
 
 
-def _unfolded(tensor: TemporalTensor, options: ModelOptions, steps: Sequence[int]) -> Iterator[Any]:
+def _unfolded(tensor: TemporalTensor, options: FitSettings, steps: Sequence[int]) -> Iterator[Any]:
     """Yield the block of a step of the right vectors of [X(1) … X(T)] (UASE)."""
-    pair = np.repeat(np.arange(tensor.n_pairs), np.diff(tensor.tube_ptr))
+    pair = tensor.entry_pairs
     n = tensor.n_nodes
     column = tensor.steps.astype(np.int64) * n + tensor.indices[pair]
     wide = sp.csr_matrix((tensor.values, (tensor.sources[pair], column)), shape=(n, n * tensor.n_steps))

@@ -1,4 +1,4 @@
-"""Models of a temporal graph behind one interface: a tensor and options in, vectors or scores out.
+"""Models of a temporal graph behind one interface: a staged tensor and options in, vectors on storage out.
 
 `toffee`, `toffee-`, `tsvd` and `rescal` give vectors; `memory` and `degree` are controls that only score
 pairs: a model that is no better than them has learnt nothing that counting would not tell.
@@ -6,37 +6,52 @@ pairs: a model that is no better than them has learnt nothing that counting woul
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
-from typing import NamedTuple
 
-from toffee_dist.edges import Run, run_here
 from toffee_dist.errors import ConfigError
-from toffee_dist.models.base import Block, Fit, ModelEmbedding, ModelOptions, PairScores, reductions
+from toffee_dist.models.base import (
+    FitContext,
+    FitReport,
+    Model,
+    ModelEmbedding,
+    reductions,
+)
 from toffee_dist.models.controls import degree, memory
-from toffee_dist.models.rescal import fit_rescal
+from toffee_dist.models.rescal import fit_rescal, rescal_costs
 from toffee_dist.models.toffee import fit_toffee, fit_toffee_minus
-from toffee_dist.models.tsvd import fit_tsvd
+from toffee_dist.models.tsvd import fit_tsvd, tsvd_costs
+from toffee_dist.settings import FitSettings
+from toffee_dist.storage.files import scratch
+from toffee_dist.storage.paths import to_path
+from toffee_dist.storage.tensors import stage_tensor
+from toffee_dist.tasks import RunTasks, run_here
 from toffee_dist.tensor import TemporalTensor
 
-__all__ = ["MODELS", "Block", "Model", "ModelEmbedding", "ModelOptions", "find_model", "fit", "reductions"]
-
-
-class Model(NamedTuple):
-    """Either vectors (`fit`) or only scores of pairs (`score`)."""
-
-    name: str
-    about: str
-    fit: Fit | None = None
-    score: PairScores | None = None
-
+__all__ = [
+    "MODELS",
+    "FitContext",
+    "FitReport",
+    "Model",
+    "ModelEmbedding",
+    "find_model",
+    "fit",
+    "fit_staged",
+    "reductions",
+]
 
 MODELS = {
     model.name: model
     for model in (
-        Model("toffee", "X_k ≈ A_k R_k A_kᴴ, the zero frequency, in the canonical gauge", fit_toffee),
-        Model("toffee-", "the same without regularisation (λ = 0)", fit_toffee_minus),
-        Model("tsvd", "U·S of the zero frequency", fit_tsvd),
-        Model("rescal", "X(t) ≈ A R_t Aᵀ, one A for all snapshots", fit_rescal),
+        Model(
+            "toffee",
+            "X_k ≈ A_k R_k A_kᴴ, the zero frequency, in the canonical gauge",
+            fit_toffee,
+            from_zero_slice=True,
+        ),
+        Model("toffee-", "the same without regularisation (λ = 0)", fit_toffee_minus, from_zero_slice=True),
+        Model("tsvd", "U·S of the zero frequency", fit_tsvd, costs=tsvd_costs),
+        Model("rescal", "X(t) ≈ A R_t Aᵀ, one A for all snapshots", fit_rescal, costs=rescal_costs),
         Model("memory", "control: was this pair seen before", score=memory),
         Model("degree", "control: the product of the degrees", score=degree),
     )
@@ -50,14 +65,27 @@ def find_model(name: str) -> Model:
     return MODELS[name]
 
 
+def fit_staged(name: str, context: FitContext) -> FitReport:
+    """Fit the embedding model of this name to a staged tensor; the vectors are in the context's folder.
+
+    What is finished there is not computed again.
+    """
+    model = find_model(name)
+    if model.fit is None:
+        allowed = ", ".join(other.name for other in MODELS.values() if other.fit)
+        raise ConfigError("model that gives vectors", got=repr(name), allowed=allowed)
+    to_path(context.folder).mkdir(parents=True, exist_ok=True)
+    return model.fit(context)
+
+
 def fit(
     name: str,
     tensor: TemporalTensor,
-    options: ModelOptions | None = None,
-    run: Run = run_here,
+    options: FitSettings | None = None,
+    run: RunTasks = run_here,
     work: Path | None = None,
 ) -> ModelEmbedding:
-    """Fit the embedding model of this name.
+    """Fit the embedding model of this name to a tensor in memory, through a folder that is gone afterwards.
 
     Parameters
     ----------
@@ -66,21 +94,19 @@ def fit(
     tensor
         The graph.
     options
-        How; the defaults of `ModelOptions` where absent.
+        How; the defaults of `FitSettings` where absent.
     run
-        Where the tasks of a model that has several run.
+        Where the tasks run.
     work
-        A folder that every worker sees; needed where `run` goes to other processes, so that what is large
-        travels through storage.
+        A folder that every worker sees; needed where `run` goes to other machines.
 
     Examples
     --------
     >>> X = TemporalTensor.from_events([0, 1, 2], [1, 2, 0], [0, 0, 1], directed=False)
-    >>> fit("tsvd", X, ModelOptions(rank=2)).source.shape
+    >>> fit("tsvd", X, FitSettings(rank=2)).source.shape
     (3, 2)
     """
-    model = find_model(name)
-    if model.fit is None:
-        allowed = ", ".join(other.name for other in MODELS.values() if other.fit)
-        raise ConfigError("model that gives vectors", got=repr(name), allowed=allowed)
-    return model.fit(tensor, options or ModelOptions(), run, work)
+    with scratch(work or Path(tempfile.gettempdir()), "toffee-", mode=0o700) as folder:
+        stage_tensor(tensor, folder / "tensor")
+        context = FitContext(str(folder / "tensor"), str(folder / "fit"), options or FitSettings(), run)
+        return context.read_embedding(fit_staged(name, context))

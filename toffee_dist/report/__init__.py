@@ -1,5 +1,10 @@
-"""The report: one page about a run, to look at rather than to read; small for graphs of any size."""
+"""The report: one page about a run, to look at rather than to read; small for graphs of any size.
 
-from toffee_dist.report.write import REPORT, ReportTask, try_report, write_report
-
-__all__ = ["REPORT", "ReportTask", "try_report", "write_report"]
+task      what a job runs
+write     the sections of the page, from what was gathered
+gather    what the page shows, from the tables of the run
+sample    which nodes are shown
+layout    where they are drawn, and which belong together
+plots     the plots, with Bokeh
+page      sections as one file of HTML
+"""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -12,16 +11,19 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import polars as pl
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from toffee_dist.align import unit_rows
-from toffee_dist.frequencies import SIGNIFICANT
-from toffee_dist.report.layout import Method, find_axes, find_communities, place
-from toffee_dist.report.sample import choose_nodes, choose_paths, take_rows, take_vectors
-from toffee_dist.slices import slice_name
+from toffee_dist.kernels.align import unit_rows
+from toffee_dist.kernels.frequencies import SIGNIFICANT
+from toffee_dist.report.layout import Method, find_axes, find_communities, lay_out
+from toffee_dist.report.sample import choose_nodes, choose_paths
+from toffee_dist.storage.files import read_json
+from toffee_dist.storage.manifest import Manifest
+from toffee_dist.storage.parquet import GROUP_ROWS, open_parquet, reading, take_rows
+from toffee_dist.storage.runs import RunFolder
+from toffee_dist.storage.slices import slice_name
+from toffee_dist.storage.vectors import open_vectors, read_node_rows, read_nodes
 from toffee_dist.timegrid import TimeGrid
-from toffee_dist.writer import GROUP_ROWS
 
 # Frequencies that a plot has at the most: of more, those of largest energy.
 FREQS = 2000
@@ -58,7 +60,7 @@ class NodeMap:
     Attributes
     ----------
     ids : as a person knows them; with two spaces of nodes, with the name of the space before it
-    degree, community : a number a node
+    degree, community : a number per node
     seen : the last step; in milliseconds of the wall clock where times are moments
     points : (nodes, 2)
     nearness : one sentence on what nearness means
@@ -84,14 +86,14 @@ class Facts:
     ----------
     manifest : of the run
     grid : its steps as times
-    fit : a row a solved slice, with its seconds and the share of its energy that is left over
-    frequencies : a row a frequency above 0; None without a trajectory
+    fit : a row per solved slice, with its seconds and the share of its energy that is left over
+    frequencies : a row per frequency above 0; None without a trajectory
     peaks : those of the rows that are rhythms, most significant first
     nodes : the map; None where there is nothing to draw
-    turns : how many nodes turned by 0 to 1, 1 to 2, … 180 degrees since the run before
+    turns : how many nodes turned by 0 to 1, 1 to 2, … 180 degrees since the previous run
     """
 
-    manifest: dict[str, Any]
+    manifest: Manifest
     grid: TimeGrid
     fit: pl.DataFrame
     frequencies: pl.DataFrame | None
@@ -100,7 +102,7 @@ class Facts:
     turns: NDArray[np.int64] | None
 
 
-def gather(run: Path, manifest: dict[str, Any], method: Method = "pca") -> Facts:
+def gather(run: RunFolder, manifest: Manifest, method: Method = "pca") -> Facts:
     """Read what a report needs.
 
     Parameters
@@ -112,11 +114,10 @@ def gather(run: Path, manifest: dict[str, Any], method: Method = "pca") -> Facts
     method
         How the map is laid out.
     """
-    grid = TimeGrid.from_json(manifest["grid"])
-    table = run / "frequencies.parquet"
+    grid = manifest.grid
     frequencies = peaks = None
-    if table.exists():
-        frequencies = read_frame(table).filter(pl.col("k") > 0)
+    if run.frequencies.exists():
+        frequencies = read_frame(run.frequencies).filter(pl.col("k") > 0)
         peaks = find_peaks(frequencies)
         frequencies = strongest(frequencies)
     return Facts(
@@ -126,13 +127,13 @@ def gather(run: Path, manifest: dict[str, Any], method: Method = "pca") -> Facts
         frequencies=frequencies,
         peaks=peaks,
         nodes=draw_map(run, manifest, grid, method),
-        turns=count_turns(run / "drift.parquet"),
+        turns=count_turns(run.drift),
     )
 
 
 def read_frame(path: Path) -> pl.DataFrame:
     """Read a small table."""
-    with path.open("rb") as handle:
+    with reading(path), path.open("rb") as handle:
         return pl.read_parquet(handle)
 
 
@@ -153,33 +154,33 @@ def find_peaks(frequencies: pl.DataFrame) -> pl.DataFrame:
 
 
 def count_turns(table: Path) -> NDArray[np.int64] | None:
-    """Return how many nodes turned by how many degrees since the run before, batch by batch."""
+    """Return how many nodes turned by how many degrees since the previous run, batch by batch."""
     if not table.exists():
         return None
     counts = np.zeros(DEGREES, dtype=np.int64)
-    with table.open("rb") as handle:
-        for batch in pq.ParquetFile(handle).iter_batches(batch_size=GROUP_ROWS, columns=["cosine"]):
+    with reading(table), open_parquet(table) as file:
+        for batch in file.iter_batches(batch_size=GROUP_ROWS, columns=["cosine"]):
             angles = np.degrees(np.arccos(np.clip(batch.column(0).drop_null().to_numpy(), -1.0, 1.0)))
             counts += np.histogram(angles, bins=DEGREES, range=(0.0, 180.0))[0]
     return counts
 
 
-def _read_fit(run: Path) -> pl.DataFrame:
-    fit = read_frame(run / "fit.parquet").filter(~pl.col("reduced"))
-    seconds = json.loads((run / "timings.json").read_text())
+def _read_fit(run: RunFolder) -> pl.DataFrame:
+    fit = read_frame(run.fit).filter(~pl.col("reduced"))
+    seconds = read_json(run.timings)
     times = [seconds.get(slice_name(k), 0.0) for k in fit["k"]]
     # f_k = ½‖X_k − A_k R_k A_kᴴ‖² + …, of ½‖X_k‖² where A_k is zero; NaN where nothing is to be fitted.
     left = 2 * pl.col("objective") / pl.col("energy")
     return strongest(fit.with_columns(left=left, seconds=pl.Series(times, dtype=pl.Float64)))
 
 
-def draw_map(run: Path, manifest: dict[str, Any], grid: TimeGrid, method: Method) -> NodeMap | None:
-    """Choose nodes, and place them; None where no output has a vector a node."""
-    outputs, seed = manifest["outputs"], int(manifest["config"]["seed"])
-    rows = choose_nodes(run / "nodes.parquet", seed)
+def draw_map(run: RunFolder, manifest: Manifest, grid: TimeGrid, method: Method) -> NodeMap | None:
+    """Choose nodes, and place them; None where no output has a vector per node."""
+    outputs, seed = manifest.outputs, manifest.config.seed
+    rows = choose_nodes(run.nodes, seed)
     if not len(rows) or not {"embedding", "trajectory"} & set(outputs):
         return None
-    chosen, n_steps = choose_paths(rows, grid.n_steps, int(manifest["config"]["rank"]), seed)
+    chosen, n_steps = choose_paths(rows, grid.n_steps, manifest.config.rank, seed)
     if "embedding" not in outputs:
         # The mean of a trajectory stands in for the one vector; it is read of the chosen nodes only.
         rows = chosen
@@ -187,14 +188,15 @@ def draw_map(run: Path, manifest: dict[str, Any], grid: TimeGrid, method: Method
     trajectories = None
     if "trajectory" in outputs:
         chosen = np.sort(chosen)
-        trajectories = _read_trajectories(run, chosen, grid.n_steps, n_steps)
+        table = open_vectors(run, "trajectory", manifest)
+        trajectories = read_node_rows(table, chosen, grid.n_steps - n_steps)
     if "embedding" in outputs:
-        vectors = take_vectors(_parts(run, "embedding"), rows)
+        vectors = read_nodes(open_vectors(run, "embedding", manifest), rows)
         if "embedding_target" in outputs:
             # A node that is never a source has a vector as a target, in the same axes.
             silent = np.flatnonzero(~vectors.any(axis=1))
             if len(silent):
-                vectors[silent] = take_vectors(_parts(run, "embedding_target"), rows[silent])
+                vectors[silent] = read_nodes(open_vectors(run, "embedding_target", manifest), rows[silent])
     else:
         assert trajectories is not None
         vectors = trajectories.mean(axis=1)
@@ -203,14 +205,14 @@ def draw_map(run: Path, manifest: dict[str, Any], grid: TimeGrid, method: Method
     if not len(rows):
         return None
     directions = unit_rows(vectors)
-    table = pl.DataFrame(take_rows([run / "nodes.parquet"], rows, _node_columns(manifest)))
-    points, nearness = place(directions, method, seed)
+    known = pl.DataFrame(take_rows(run.nodes, rows, _node_columns(manifest)))
+    points, nearness = lay_out(directions, method, seed)
     community, apart = find_communities(directions, seed)
     found = NodeMap(
-        ids=_names(table),
-        degree=table["degree"].to_numpy(),
+        ids=_names(known),
+        degree=known["degree"].to_numpy(),
         community=community,
-        seen=moments(grid, table["last_step"].to_numpy()),
+        seen=moments(grid, known["last_step"].to_numpy()),
         points=points,
         nearness=nearness,
         apart=apart,
@@ -221,12 +223,8 @@ def draw_map(run: Path, manifest: dict[str, Any], grid: TimeGrid, method: Method
     return replace(found, paths=_draw_paths(rows, chosen, trajectories, moments(grid, shown)))
 
 
-def _parts(run: Path, output: str) -> list[Path]:
-    return sorted((run / output).glob("part-*.parquet"))
-
-
-def _node_columns(manifest: dict[str, Any]) -> list[str]:
-    spaces = ["space"] if manifest["config"]["bipartite"] else []
+def _node_columns(manifest: Manifest) -> list[str]:
+    spaces = ["space"] if manifest.config.bipartite else []
     return ["node_id", "degree", "last_step", *spaces]
 
 
@@ -235,12 +233,6 @@ def _names(table: pl.DataFrame) -> list[str]:
     if "space" not in table.columns:
         return names
     return [f"{space} {name}" for space, name in zip(table["space"], names, strict=True)]
-
-
-def _read_trajectories(run: Path, rows: Numbers, n_steps: int, last: int) -> Numbers:
-    """Return the last steps of some nodes (p, last, r); node i has the rows i·T … i·T + T − 1."""
-    wanted = rows[:, None] * n_steps + np.arange(n_steps - last, n_steps)
-    return take_vectors(_parts(run, "trajectory"), wanted.ravel()).reshape(len(rows), last, -1)
 
 
 def _draw_paths(rows: Numbers, chosen: Numbers, trajectories: Numbers, when: Numbers) -> Paths | None:

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.cluster import MiniBatchKMeans
+from sklearn.metrics import silhouette_score
 
 from toffee_dist.errors import ConfigError
 
@@ -63,7 +65,7 @@ def find_axes(vectors: NDArray[Any]) -> Axes:
     return Axes(mean, directions, (float(shares[0]), float(shares[1])))
 
 
-def place(directions: NDArray[np.float64], method: Method, seed: int) -> tuple[Plane, str]:
+def lay_out(directions: NDArray[np.float64], method: Method, seed: int) -> tuple[Plane, str]:
     """Return where to draw each node (m, 2), and one sentence on what nearness means there.
 
     Parameters
@@ -85,6 +87,7 @@ def place(directions: NDArray[np.float64], method: Method, seed: int) -> tuple[P
 
 def _place_umap(directions: NDArray[np.float64], seed: int) -> Plane:
     try:
+        # Need not be installed; for start-up time where it is, since it compiles when it is imported.
         import umap
     except ImportError:
         raise ConfigError(
@@ -102,9 +105,6 @@ def find_communities(directions: NDArray[np.float64], seed: int) -> tuple[NDArra
 
     k-means on the directions; of 2 to 7 communities, as many as have the best silhouette.
     """
-    from sklearn.cluster import MiniBatchKMeans
-    from sklearn.metrics import silhouette_score
-
     different = len(np.unique(directions.round(6), axis=0))
     judged = np.random.default_rng(seed).permutation(len(directions))[:JUDGED]
     best, labels = 0.0, np.zeros(len(directions), dtype=np.int64)

@@ -12,7 +12,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from toffee_dist.store import remote
+from bokeh.embed import components
+from bokeh.models import Widget
+from bokeh.resources import Resources
+from bokeh.themes import Theme
+
+from toffee_dist.storage.paths import as_remote
+from toffee_dist.words import show_text
 
 # The greys of text and lines are readable on both papers; plots are transparent.
 _GREY = "#7d838c"
@@ -48,7 +54,7 @@ _THEME = {
 # functions from the text of its callbacks, hence unsafe-eval.
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
-    "img-src data: blob:; font-src data:"
+    "img-src data: blob:; font-src data:; form-action 'none'; base-uri 'none'"
 )
 
 
@@ -74,6 +80,11 @@ class Section:
     plots: tuple[Any, ...] = ()
 
 
+def _shown(text: str) -> str:
+    """Return text of anybody as part of a page: no markup, no control characters."""
+    return escape(show_text(text))
+
+
 def asset(name: str) -> str:
     """Return a script or style sheet of ours."""
     return files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
@@ -87,12 +98,12 @@ def table(rows: Iterable[Sequence[object]], header: Sequence[str] = (), caption:
     >>> table([("<b>", 1)])
     '<table><tbody><tr><th scope="row">&lt;b&gt;</th><td>1</td></tr></tbody></table>'
     """
-    head = f"<caption>{escape(caption)}</caption>" if caption else ""
+    head = f"<caption>{_shown(caption)}</caption>" if caption else ""
     if header:
-        head += f"<thead><tr>{''.join(f'<th>{escape(name)}</th>' for name in header)}</tr></thead>"
+        head += f"<thead><tr>{''.join(f'<th>{_shown(name)}</th>' for name in header)}</tr></thead>"
     body = ""
     for row in rows:
-        first, *others = [escape(str(cell)) for cell in row]
+        first, *others = [_shown(str(cell)) for cell in row]
         lead = f"<td>{first}</td>" if header else f'<th scope="row">{first}</th>'
         body += f"<tr>{lead}{''.join(f'<td>{cell}</td>' for cell in others)}</tr>"
     return f"<table>{head}<tbody>{body}</tbody></table>"
@@ -100,7 +111,7 @@ def table(rows: Iterable[Sequence[object]], header: Sequence[str] = (), caption:
 
 def bullets(lines: Iterable[str]) -> str:
     """Return remarks as a list, or nothing."""
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    items = "".join(f"<li>{_shown(line)}</li>" for line in lines)
     return f'<ul class="notes">{items}</ul>' if items else ""
 
 
@@ -109,11 +120,6 @@ def render(title: str, subtitle: str, sections: Sequence[Section]) -> str:
 
     Bokeh's own script is part of it, 1.3 MB, and 0.4 MB more where there are fields to fill in.
     """
-    from bokeh.embed import components
-    from bokeh.models import Widget
-    from bokeh.resources import Resources
-    from bokeh.themes import Theme
-
     plots = [plot for section in sections for plot in section.plots]
     head = script = ""
     divs: list[str] = []
@@ -127,21 +133,21 @@ def render(title: str, subtitle: str, sections: Sequence[Section]) -> str:
     body = ""
     for section in sections:
         own = "".join(divs.pop(0) for _ in section.plots)
-        says = f'<p class="says">{escape(section.says)}</p>' if section.says else ""
-        body += f"<section><h2>{escape(section.title)}</h2>{says}{section.html}{own}</section>\n"
+        says = f'<p class="says">{_shown(section.says)}</p>' if section.says else ""
+        body += f"<section><h2>{_shown(section.title)}</h2>{says}{section.html}{own}</section>\n"
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)}</title>
+<title>{_shown(title)}</title>
 <style>{asset("page.css")}</style>
 {head}
 </head>
 <body>
-<h1>{escape(title)}</h1>
-<p class="soft">{escape(subtitle)}</p>
+<h1>{_shown(title)}</h1>
+<p class="soft">{_shown(subtitle)}</p>
 {body}{script}
 </body>
 </html>
@@ -157,4 +163,4 @@ def has_display() -> bool:
 
 def open_page(path: Path) -> bool:
     """Show a page in the user's browser; False where there is none, nowhere to show it, or no local file."""
-    return has_display() and remote(path) is None and webbrowser.open(path.absolute().as_uri())
+    return has_display() and as_remote(path) is None and webbrowser.open(path.absolute().as_uri())

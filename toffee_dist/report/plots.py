@@ -7,13 +7,32 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from bokeh.layouts import column, row
+from bokeh.models import (
+    AutocompleteInput,
+    CategoricalColorMapper,
+    ColorBar,
+    ColumnDataSource,
+    CustomJS,
+    DatetimeTickFormatter,
+    Div,
+    HoverTool,
+    InlineStyleSheet,
+    LinearColorMapper,
+    LogColorMapper,
+    NumeralTickFormatter,
+    Range1d,
+    Select,
+    Span,
+)
+from bokeh.palettes import Cividis256, Colorblind
+from bokeh.plotting import figure
 from numpy.typing import NDArray
 
-from toffee_dist.frequencies import SIGNIFICANT
-from toffee_dist.periods import name_period
+from toffee_dist.kernels.frequencies import SIGNIFICANT
 from toffee_dist.report.gather import NodeMap, Paths
 from toffee_dist.report.page import asset
-from toffee_dist.timegrid import TimeGrid
+from toffee_dist.timegrid import TimeGrid, name_period
 
 _INPUT_STYLE = """
 :host { color: inherit; }
@@ -24,15 +43,11 @@ _INPUT_STYLE = """
 
 def colours() -> tuple[str, ...]:
     """Return seven colours that colour-blind people can tell apart, on light and dark paper."""
-    from bokeh.palettes import Colorblind
-
     return tuple(Colorblind[8][:7])  # The eighth is black.
 
 
 def new_figure(title: str = "", *, tools: str = "save", height: int = 320, **options: Any) -> Any:
     """Return an empty plot as wide as the page, with the tools named."""
-    from bokeh.plotting import figure
-
     options = {"sizing_mode": "stretch_width", "toolbar_location": "right" if tools else None} | options
     plot = figure(title=title, tools=tools, height=height, **options)
     plot.toolbar.logo = None
@@ -41,17 +56,6 @@ def new_figure(title: str = "", *, tools: str = "save", height: int = 320, **opt
 
 def draw_nodes(nodes: NodeMap, grid: TimeGrid) -> tuple[list[Any], list[Any]]:
     """Return the map with its search and colouring, and the plots of the chosen node's trajectory."""
-    from bokeh.layouts import column, row
-    from bokeh.models import (
-        AutocompleteInput,
-        ColumnDataSource,
-        CustomJS,
-        Div,
-        InlineStyleSheet,
-        Range1d,
-        Select,
-    )
-
     place = np.full(len(nodes.ids), -1)
     if nodes.paths is not None:
         place[nodes.paths.nodes] = np.arange(len(nodes.paths.nodes))
@@ -132,15 +136,6 @@ def draw_nodes(nodes: NodeMap, grid: TimeGrid) -> tuple[list[Any], list[Any]]:
 
 def _colour_bars(nodes: NodeMap, grid: TimeGrid) -> dict[str, Any]:
     """Return what each colouring means, by the column that it shows."""
-    from bokeh.models import (
-        CategoricalColorMapper,
-        ColorBar,
-        DatetimeTickFormatter,
-        LinearColorMapper,
-        LogColorMapper,
-    )
-    from bokeh.palettes import Cividis256
-
     labels = [str(label + 1) for label in range(int(nodes.community.max()) + 1)]
     mappers = {
         "community": CategoricalColorMapper(factors=labels, palette=colours()[: len(labels)]),
@@ -170,8 +165,6 @@ def _highlight(dots: Any) -> None:
 
 
 def _hover(plot: Any, renderers: Sequence[Any], shown: Mapping[str, str]) -> None:
-    from bokeh.models import HoverTool
-
     dates = {"@seen": "datetime", "@moment": "datetime"}
     plot.add_tools(HoverTool(renderers=list(renderers), tooltips=list(shown.items()), formatters=dates))
 
@@ -182,9 +175,6 @@ def _seen(grid: TimeGrid) -> str:
 
 def _draw_paths(paths: Paths, first: int, name: str, grid: TimeGrid) -> dict[str, Any]:
     """Draw one trajectory, on its plane and over time; return what choosing another one needs."""
-    from bokeh.models import ColumnDataSource, LinearColorMapper
-    from bokeh.palettes import Cividis256
-
     everything = ColumnDataSource(
         {axis: paths.points[:, :, at].astype(np.float32).ravel() for at, axis in enumerate("xy")}
     )
@@ -230,8 +220,6 @@ def _draw_paths(paths: Paths, first: int, name: str, grid: TimeGrid) -> dict[str
 
 def draw_rhythms(frequencies: pl.DataFrame, peaks: pl.DataFrame, grid: TimeGrid) -> Any:
     """Return how far every frequency stands out of noise, the peaks by name."""
-    from bokeh.models import ColumnDataSource, Span
-
     used, unused = colours()[0], "#7d838c"
     source = ColumnDataSource(
         {
@@ -270,8 +258,6 @@ def draw_rhythms(frequencies: pl.DataFrame, peaks: pl.DataFrame, grid: TimeGrid)
 
 def draw_fit(fit: pl.DataFrame, grid: TimeGrid) -> list[Any]:
     """Return what the fit leaves of every frequency and, where bounds are known, the gap to them."""
-    from bokeh.models import ColumnDataSource, NumeralTickFormatter
-
     good, bad = colours()[0], colours()[5]
     source = ColumnDataSource(
         {

@@ -1,17 +1,13 @@
-"""Which nodes a report shows, and how they are read: a bounded number of row groups, never a whole table."""
+"""Which nodes a report shows: of a bounded number of row groups, so that no table is read whole."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from toffee_dist.writer import GROUP_ROWS
+from toffee_dist.storage.parquet import GROUP_ROWS, open_parquet, reading
 
 # Nodes of the map: a page of them is quick to load and to hover over.
 NODES = 4000
@@ -20,36 +16,15 @@ GROUPS = 64
 # Of nodes whose trajectory is on the page: at the most so many, so many pairs of a node and a step, and so
 # many numbers that are read for them.
 PATHS, PATH_POINTS, PATH_NUMBERS = 400, 40_000, 4_000_000
-# A path is worth looking at from so many nodes on, however long it is: its last steps then.
+# At least so many nodes have a path, however many steps there are: paths are of the last steps then.
 FEWEST_PATHS = 20
 # The best connected nodes always have theirs.
 BEST_PATHS = 50
 
-Rows = NDArray[np.int64]
+NodeRows = NDArray[np.int64]
 
 
-def take_rows(files: Sequence[Path], rows: Rows, columns: list[str]) -> pa.Table:
-    """Return some rows of a table in parts, ascending; reads only the row groups that hold them."""
-    parts, at = [], 0
-    for path in files:
-        with path.open("rb") as handle:
-            file = pq.ParquetFile(handle)
-            for index in range(file.num_row_groups):
-                stop = at + file.metadata.row_group(index).num_rows
-                own = rows[np.searchsorted(rows, at) : np.searchsorted(rows, stop)]
-                if len(own):
-                    parts.append(file.read_row_group(index, columns=columns).take(pa.array(own - at)))
-                at = stop
-    return pa.concat_tables(parts)
-
-
-def take_vectors(files: Sequence[Path], rows: Rows) -> NDArray[Any]:
-    """Return the vectors of some rows, ascending."""
-    column = take_rows(files, rows, ["embedding"])["embedding"].combine_chunks()
-    return np.array(column.flatten().to_numpy()).reshape(len(rows), -1)
-
-
-def choose_nodes(nodes: Path, seed: int, count: int = NODES, groups: int = GROUPS) -> Rows:
+def choose_nodes(nodes: Path, seed: int, count: int = NODES, groups: int = GROUPS) -> NodeRows:
     """Return rows of nodes with edges: half of them the best connected, then as many at random.
 
     Of a graph with more than `groups` row groups, these are the groups with the best connected nodes, and as
@@ -62,8 +37,7 @@ def choose_nodes(nodes: Path, seed: int, count: int = NODES, groups: int = GROUP
     seed
         Of the random half.
     """
-    with nodes.open("rb") as handle:
-        file = pq.ParquetFile(handle)
+    with reading(nodes), open_parquet(nodes) as file:
 
         def degrees(group: int) -> NDArray[np.int64]:
             return np.asarray(file.read_row_group(group, columns=["degree"])["degree"].to_numpy())
@@ -88,7 +62,9 @@ def choose_nodes(nodes: Path, seed: int, count: int = NODES, groups: int = GROUP
     return np.concatenate([best, rest]).astype(np.int64)
 
 
-def choose_paths(rows: Rows, n_steps: int, rank: int, seed: int, groups: int = GROUPS) -> tuple[Rows, int]:
+def choose_paths(
+    rows: NodeRows, n_steps: int, rank: int, seed: int, groups: int = GROUPS
+) -> tuple[NodeRows, int]:
     """Return which of these nodes have their trajectory on the page, and how many of the last steps of it.
 
     A node's steps are neighbours in the table: nodes of few row groups are chosen, so that little is read.

@@ -2,49 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from toffee_dist.periods import name_period
-from toffee_dist.plan import show_bytes
 from toffee_dist.report.gather import Facts, gather
 from toffee_dist.report.layout import Method
 from toffee_dist.report.page import Section, bullets, render, table
-from toffee_dist.store import place, read_json, replacing
+from toffee_dist.report.plots import draw_fit, draw_nodes, draw_rhythms, draw_seconds, draw_turns
+from toffee_dist.storage.files import replacing
+from toffee_dist.storage.manifest import Drift, Manifest
+from toffee_dist.storage.runs import RunFolder
+from toffee_dist.timegrid import name_period
+from toffee_dist.units import show_bytes
+from toffee_dist.words import hide_secrets
 
-REPORT = "report.html"
 # Up to so many slices a table says more than a plot.
 FEW_SLICES = 3
-# What stands between :// and @ of an address, or after its ?, may be a password or a signature.
-_USER, _QUERY = re.compile(r"://[^/@\s]*@"), re.compile(r"(://[^?\s]*\?)[^\s'\"]+")
 
 
-@dataclass(frozen=True)
-class ReportTask:
-    """The report of a run that is about to be published; `manifest` is a file with what will be its own."""
-
-    run: str
-    manifest: str
-
-
-def try_report(task: ReportTask) -> str:
-    """Write a run's report; return what went wrong, in one line, or nothing.
-
-    A picture that cannot be drawn is no reason to lose the vectors: nothing is raised.
-    """
-    try:
-        run = place(task.run)
-        write_report(run, read_json(place(task.manifest)), run / REPORT)
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    return ""
-
-
-def write_report(run: Path, manifest: dict[str, Any], to: Path, method: Method = "pca") -> None:
+def write_report(run: RunFolder, manifest: Manifest, to: Path, method: Method = "pca") -> None:
     """Write the page about a run.
 
     Parameters
@@ -65,11 +42,11 @@ def write_report(run: Path, manifest: dict[str, Any], to: Path, method: Method =
 
 def make_page(facts: Facts) -> str:
     """Return the page as text."""
-    manifest, summary = facts.manifest, facts.manifest["summary"]
+    manifest, summary = facts.manifest, facts.manifest.summary
     return render(
-        f"Run {manifest['run_id']}",
-        f"{summary['nodes']:,} nodes over {summary['steps']:,} steps of {facts.grid.step}, "
-        f"{summary['first']} to {summary['last']}. Finished {manifest['finished']}.",
+        f"Run {manifest.run_id}",
+        f"{summary.nodes:,} nodes over {summary.steps:,} steps of {facts.grid.step}, "
+        f"{summary.first} to {summary.last}. Finished {manifest.finished}.",
         [
             _about(facts),
             *_nodes(facts),
@@ -82,94 +59,82 @@ def make_page(facts: Facts) -> str:
     )
 
 
-def hide_secrets(text: str) -> str:
-    """Return text in which addresses have no user names, passwords and signatures.
-
-    Examples
-    --------
-    >>> hide_secrets("https://me:secret@host/edges.csv?sig=abc and part-?.csv")
-    'https://…@host/edges.csv?… and part-?.csv'
-    """
-    return _QUERY.sub(r"\1…", _USER.sub("://…@", text))
-
-
 def remarks(facts: Facts) -> Iterator[str]:
     """Yield what somebody who trusts this run should know, one line each."""
-    manifest, summary, metrics = facts.manifest, facts.manifest["summary"], facts.manifest["metrics"]
-    refresh = manifest.get("refresh", {})
-    for reason in refresh.get("reasons", []):
+    manifest, summary, metrics = facts.manifest, facts.manifest.summary, facts.manifest.metrics
+    refresh = manifest.refresh
+    for reason in [] if refresh is None else refresh.reasons:
         yield f"Not published when it was finished: {reason}."
-    skipped = sum(summary["skipped"].values())
+    skipped = sum(summary.skipped.values())
     if skipped:
-        kinds = ", ".join(f"{count:,} × {kind}" for kind, count in summary["skipped"].items())
-        yield f"{skipped:,} of {summary['rows']:,} rows were no edges and were left out: {kinds}."
-        yield from (f"Left out: {hide_secrets(example)}" for example in summary["examples"])
-    if summary["cancelled"]:
-        yield f"{summary['cancelled']:,} entries have weights that sum to zero, and are no entries."
-    stopped = metrics.get("slices", 0) - metrics.get("converged", 0)
+        kinds = ", ".join(f"{count:,} × {kind}" for kind, count in summary.skipped.items())
+        yield f"{skipped:,} of {summary.rows:,} rows were invalid and were left out: {kinds}."
+        yield from (f"Left out: {hide_secrets(example)}" for example in summary.examples)
+    if summary.cancelled:
+        yield f"{summary.cancelled:,} entries have weights that sum to zero, and are no entries."
+    stopped = metrics.slices - metrics.converged
     if stopped:
         yield (
-            f"{stopped:,} of {metrics['slices']:,} frequencies stopped at the limit of iterations before "
+            f"{stopped:,} of {metrics.slices:,} frequencies stopped at the limit of iterations before "
             "they had converged; --max-iter raises it."
         )
-    if 2 * summary["empty_steps"] > summary["steps"]:
-        yield f"{summary['empty_steps']:,} of {summary['steps']:,} steps have no edge; is --step too short?"
-    if refresh.get("cold"):
-        yield f"Slices were solved afresh, not from the run before: {refresh['cold']}."
+    if 2 * summary.empty_steps > summary.steps:
+        yield f"{summary.empty_steps:,} of {summary.steps:,} steps have no edge; is --step too short?"
+    if refresh is not None and refresh.cold:
+        yield f"Slices were solved from scratch, not from the previous run: {refresh.cold}."
 
 
 def _about(facts: Facts) -> Section:
-    manifest, summary, metrics = facts.manifest, facts.manifest["summary"], facts.manifest["metrics"]
-    config = manifest["config"]
-    inputs = [hide_secrets(path) for path in config["inputs"]]
+    manifest, summary, metrics = facts.manifest, facts.manifest.summary, facts.manifest.metrics
+    config = manifest.config
+    inputs = [hide_secrets(path) for path in config.inputs]
     if len(inputs) > 3:
         inputs = [*inputs[:3], f"and {len(inputs) - 3:,} more"]
     read = [
         ("input", ", ".join(inputs)),
-        ("rows", f"{summary['rows']:,} in {summary['files']:,} files"),
-        ("outside the window", f"{summary['outside']:,}"),
-        ("edges used", f"{summary['used']:,}, {'directed' if manifest['directed'] else 'undirected'}"),
-        ("repeated in a step", f"{summary['duplicates']:,}"),
-        ("from a node to itself", f"{summary['self_loops']:,}"),
-        ("nodes", f"{summary['nodes']:,} ({summary['new_nodes']:,} new)"),
-        ("pairs of nodes", f"{summary['pairs']:,}"),
-        ("steps", f"{summary['steps']:,} of {facts.grid.step} ({summary['empty_steps']:,} without edges)"),
-        ("time", f"{summary['first']} to {summary['last']}"),
+        ("rows", f"{summary.rows:,} in {summary.files:,} files"),
+        ("outside the window", f"{summary.outside:,}"),
+        ("edges used", f"{summary.used:,}, {'directed' if manifest.directed else 'undirected'}"),
+        ("repeated in a step", f"{summary.duplicates:,}"),
+        ("from a node to itself", f"{summary.self_loops:,}"),
+        ("nodes", f"{summary.nodes:,} ({summary.new_nodes:,} new)"),
+        ("pairs of nodes", f"{summary.pairs:,}"),
+        ("steps", f"{summary.steps:,} of {facts.grid.step} ({summary.empty_steps:,} without edges)"),
+        ("time", f"{summary.first} to {summary.last}"),
     ]
     done = [
-        ("model", f"{config['model']}, vectors of length {config['rank']}"),
-        ("outputs", ", ".join(manifest["outputs"])),
-        ("begun", manifest["begun"]),
-        ("finished", f"{manifest['finished']} ({_took(manifest):,.0f} s later)"),
-        ("was then", manifest["state"]),
+        ("model", f"{config.model}, vectors of length {config.rank}"),
+        ("outputs", ", ".join(manifest.outputs)),
+        ("begun", manifest.begun),
+        ("finished", f"{manifest.finished} ({_took(manifest):,.0f} s later)"),
+        ("was then", manifest.state),
     ]
-    if metrics.get("slices"):
-        done.append(("frequencies solved", f"{metrics['slices']:,}, {metrics['converged']:,} converged"))
-    if metrics.get("freqs"):
-        kept = f"{metrics['freqs']:,} frequencies, {metrics['energy_kept']:.1%} of the variation in time"
+    if metrics.slices:
+        done.append(("frequencies solved", f"{metrics.slices:,}, {metrics.converged:,} converged"))
+    if metrics.freqs:
+        kept = f"{metrics.freqs:,} frequencies, {metrics.energy_kept:.1%} of the variation in time"
         done.append(("trajectory from", kept))
-    if metrics.get("energy_share") is not None:
-        done.append(("explained", f"{metrics['energy_share']:.1%} of the sum over time"))
-    if metrics.get("active") is not None:
-        done.append(("nodes with edges", f"{metrics['active']:,}"))
+    if metrics.energy_share is not None:
+        done.append(("explained", f"{metrics.energy_share:.1%} of the sum over time"))
+    if metrics.active is not None:
+        done.append(("nodes with edges", f"{metrics.active:,}"))
     both = table(read, caption="What was read") + table(done, caption="What was done")
     html = bullets(remarks(facts)) + f'<div class="beside">{both}</div>'
     return Section("What this is", html=html)
 
 
-def _took(manifest: dict[str, Any]) -> float:
-    begun, finished = (datetime.fromisoformat(manifest[name]) for name in ("begun", "finished"))
+def _took(manifest: Manifest) -> float:
+    begun, finished = (datetime.fromisoformat(moment) for moment in (manifest.begun, manifest.finished))
     return (finished - begun).total_seconds()
 
 
 def _nodes(facts: Facts) -> Iterator[Section]:
-    from toffee_dist.report.plots import draw_nodes
-
     nodes = facts.nodes
     if nodes is None:
         yield Section("Map of nodes", "This run has no vector of a node to draw.")
         return
-    every = facts.manifest["metrics"].get("active", facts.manifest["summary"]["nodes"])
+    active = facts.manifest.metrics.active
+    every = facts.manifest.summary.nodes if active is None else active
     sample = "All nodes with edges are here."
     if len(nodes.ids) < every:
         sample = (
@@ -206,8 +171,6 @@ def _nodes(facts: Facts) -> Iterator[Section]:
 
 
 def _rhythms(facts: Facts) -> Iterator[Section]:
-    from toffee_dist.report.plots import draw_rhythms
-
     if facts.frequencies is None or facts.peaks is None or facts.frequencies.is_empty():
         return
     rows = [
@@ -232,8 +195,6 @@ def _rhythm(k: int, facts: Facts) -> str:
 
 
 def _fit(facts: Facts) -> Iterator[Section]:
-    from toffee_dist.report.plots import draw_fit
-
     fit = facts.fit
     if fit.is_empty():
         return
@@ -263,76 +224,72 @@ def _fit(facts: Facts) -> Iterator[Section]:
 
 
 def _drift(facts: Facts) -> Iterator[Section]:
-    from toffee_dist.report.plots import draw_turns
-
-    refresh = facts.manifest.get("refresh")
+    refresh = facts.manifest.refresh
     if refresh is None:
         return
-    if not refresh["drift"]:
-        yield Section("Drift", "This run begins a chain: there is no run before it to compare with.")
+    if not refresh.drift:
+        yield Section("Drift", "This run begins a chain: there is no previous run to compare with.")
         return
-    last = refresh["drift"][0]
-    columns = {"the run before": last}
-    if len(refresh["drift"]) > 1:
-        columns["the reference"] = refresh["drift"][-1]
+    last = refresh.drift[0]
+    columns = {"the previous run": last}
+    if len(refresh.drift) > 1:
+        columns["the reference"] = refresh.drift[-1]
     rows = [
-        ("run", *(found["earlier"] for found in columns.values())),
-        ("nodes in both", *(f"{found['nodes']:,}" for found in columns.values())),
+        ("run", *(found.earlier for found in columns.values())),
+        ("nodes in both", *(f"{found.nodes:,}" for found in columns.values())),
         ("new, left, returned", *(_counts(found) for found in columns.values())),
-        ("median cosine of a node's vectors", *(_quantile(found["cosine"]) for found in columns.values())),
-        ("median ratio of lengths", *(_quantile(found["norm_ratio"]) for found in columns.values())),
+        ("median cosine of a node's vectors", *(_quantile(found.cosine) for found in columns.values())),
+        ("median ratio of lengths", *(_quantile(found.norm_ratio) for found in columns.values())),
         ("of ten neighbours, the same", *(_overlap(found) for found in columns.values())),
-        ("angle between the spaces, mean", *(f"{found['angle_mean']:.1f}°" for found in columns.values())),
+        ("angle between the spaces, mean", *(f"{found.angle_mean:.1f}°" for found in columns.values())),
     ]
-    links = refresh.get("links")
+    links = refresh.links
     html = table(rows, ("compared with", *columns))
-    if links and links["now"] is not None:
+    if links is not None and links.now is not None:
         html += (
-            f"<p>Of {links['links']:,} links of the newest steps, which neither had seen, the vectors of the "
-            f"run before put {links['before']:.1%} above a pair without a link, tonight's "
-            f"{links['now']:.1%} (AUC).</p>"
+            f"<p>Of {links.links:,} links of the newest steps, which neither had seen, the vectors of the "
+            f"previous run put {links.before:.1%} above a pair without a link, this run's "
+            f"{links.now:.1%} (AUC).</p>"
         )
-    html += bullets(refresh["reasons"]) or "<p>Within every limit.</p>"
-    movers = [(one["node_id"], f"{one['cosine']:.3f}", f"{one['degree']:,}") for one in last["movers"]]
+    html += bullets(refresh.reasons) or "<p>Within every limit.</p>"
+    movers = [(one.node_id, f"{one.cosine:.3f}", f"{one.degree:,}") for one in last.movers]
     if movers:
-        caption = "Well-connected nodes that moved most since the run before"
+        caption = "Well-connected nodes that moved most since the previous run"
         html += table(movers, ("node", "cosine", "degree"), caption)
     yield Section(
         "Drift",
         "How far nodes moved since earlier runs. A cosine of 1 is a vector that points where it did, 0.9 one "
-        "that turned by 26 degrees; the plot counts nodes by how far they turned since the run before.",
+        "that turned by 26 degrees; the plot counts nodes by how far they turned since the previous run.",
         html,
         () if facts.turns is None else (draw_turns(facts.turns),),
     )
 
 
-def _counts(found: dict[str, Any]) -> str:
-    return f"{found['new']:,}, {found['left']:,}, {found['returned']:,}"
+def _counts(found: Drift) -> str:
+    return f"{found.new:,}, {found.left:,}, {found.returned:,}"
 
 
 def _quantile(found: dict[str, float]) -> str:
     return f"{found['p50']:.3f} (of 5 % below {found['p05']:.3f})" if "p50" in found else "unknown"
 
 
-def _overlap(found: dict[str, Any]) -> str:
-    return "unknown" if found["overlap10"] is None else f"{10 * found['overlap10']:.1f}"
+def _overlap(found: Drift) -> str:
+    return "unknown" if found.overlap10 is None else f"{10 * found.overlap10:.1f}"
 
 
 def _resources(facts: Facts) -> Section:
-    from toffee_dist.report.plots import draw_seconds
-
-    manifest, metrics = facts.manifest, facts.manifest["metrics"]
-    seconds = dict(metrics["seconds"])
-    if not metrics["reused"]:
+    manifest, metrics = facts.manifest, facts.manifest.metrics
+    seconds = dict(metrics.seconds)
+    if not metrics.reused:
         rest = _took(manifest) - sum(seconds.values())
         seconds = {"reading, starting": max(0.0, rest), **seconds}
     rows = [
-        ("seconds of the solvers, all workers", f"{metrics.get('solve_seconds', 0):,.1f}"),
-        ("slices solved, found on storage", f"{metrics['solved']:,}, {metrics['reused']:,}"),
-        ("bytes of vectors", show_bytes(metrics["output_bytes"])),
+        ("seconds of the solvers, all workers", f"{metrics.solve_seconds:,.1f}"),
+        ("slices solved, found on storage", f"{metrics.solved:,}, {metrics.reused:,}"),
+        ("bytes of vectors", show_bytes(metrics.output_bytes)),
     ]
-    if metrics.get("peak_bytes"):
-        rows.append(("most memory of one worker", show_bytes(metrics["peak_bytes"])))
+    if metrics.peak_bytes:
+        rows.append(("most memory of one worker", show_bytes(metrics.peak_bytes)))
     return Section(
         "Time and memory",
         "Wall seconds of each stage of the run, in order; the report itself comes after this picture.",
@@ -343,9 +300,9 @@ def _resources(facts: Facts) -> Section:
 
 def _settings(facts: Facts) -> Section:
     manifest = facts.manifest
-    config = [(name, hide_secrets(str(value))) for name, value in manifest["config"].items()]
-    inner = table(config) + table(manifest["versions"].items(), caption="Versions")
-    prints = [("input", manifest["fingerprint"]), ("settings", manifest["identity"])]
+    config = [(name, hide_secrets(str(value))) for name, value in manifest.config.to_json().items()]
+    inner = table(config) + table(manifest.versions.items(), caption="Versions")
+    prints = [("input", manifest.fingerprint), ("settings", manifest.identity)]
     inner += table(prints, caption="Fingerprints")
     html = f"<details><summary>All of them</summary>{inner}</details>"
     return Section("Settings and versions", "Enough to make this run again.", html)

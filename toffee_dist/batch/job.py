@@ -1,0 +1,147 @@
+"""A run under way: what was asked for, where it goes, where its tasks run, and what was found so far."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from toffee_dist.batch.plan import Plan, Shape
+from toffee_dist.cluster.client import open_cluster
+from toffee_dist.cluster.mapping import runner
+from toffee_dist.cluster.workers import Worker, ask_workers, find_dashboard
+from toffee_dist.limits import LIMITS, Limits
+from toffee_dist.progress import Progress
+from toffee_dist.settings import JobConfig
+from toffee_dist.storage.files import FileSeal
+from toffee_dist.storage.manifest import Metrics
+from toffee_dist.storage.paths import as_remote
+from toffee_dist.storage.runs import RunFolder
+from toffee_dist.tasks import RunTasks
+from toffee_dist.timegrid import TimeGrid
+from toffee_dist.units import parse_bytes
+
+
+@dataclass
+class Outcome:
+    """What a run did, this time."""
+
+    run: RunFolder
+    plan: Plan
+    solved: int = 0
+    reused: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    def metrics(self) -> Metrics:
+        """Return the figures, for the manifest."""
+        return Metrics(
+            nodes=self.plan.shape.n_nodes,
+            steps=self.plan.shape.n_steps,
+            solved=self.solved,
+            reused=self.reused,
+            seconds={name: round(value, 3) for name, value in self.seconds.items()},
+            **self.figures,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain types."""
+        return {"run": str(self.run.path), **self.metrics().model_dump(mode="json", exclude_unset=True)}
+
+
+class Job:
+    """One run on one client.
+
+    Attributes
+    ----------
+    config, run, progress, limits
+        What was asked for, where it goes, who is shown how far it is, and the sizes of tasks.
+    client, workers
+        Where tasks run.
+    shape, grid, plan, outcome
+        Known when the edges are staged.
+    slices : names of the slices that the run has, in the order of their solving
+    seals : of the parts that were read back, by the way from the run to each
+    """
+
+    shape: Shape
+    grid: TimeGrid
+    plan: Plan
+    outcome: Outcome
+
+    def __init__(
+        self, config: JobConfig, run: RunFolder, progress: Progress, limits: Limits, stack: ExitStack
+    ) -> None:
+        self.config, self.run, self.progress, self.limits = config, run, progress, limits
+        self.slices: list[str] = []
+        self.seals: dict[str, FileSeal] = {}
+        self._stack = stack
+        self.client: Any = None
+        self.workers: list[Worker] = []
+
+    def connect(self, config: JobConfig) -> None:
+        """Open the cluster that the settings name, after closing the one that is open."""
+        self._stack.close()
+        self.client = self._stack.enter_context(open_cluster(config))
+        self.workers = ask_workers(self.client, self.run.work)
+
+    def tasks(self, done: Callable[[], None]) -> RunTasks:
+        """Return what runs tasks: patient as the settings say, with a place for diagnostics."""
+        return runner(
+            self.client,
+            wait=self.config.wait,
+            stall=self.config.stall,
+            diagnostics=self.run.diagnostics,
+            done=done,
+        )
+
+    @contextmanager
+    def stage(self, name: str, total: int | None = None) -> Iterator[RunTasks]:
+        """Give what runs the tasks of a stage; show how far it is, and add up its seconds."""
+        began = time.monotonic()
+        with self.progress.stage(name, total) as done:
+            yield self.tasks(done)
+        spent = self.outcome.seconds
+        spent[name] = spent.get(name, 0.0) + time.monotonic() - began
+
+    def map(self, stage: str, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        """Run one map of tasks."""
+        items = list(items)
+        with self.stage(stage, len(items)) as run:
+            return list(run(function, items))
+
+    def allowed_memory(self, found: int) -> int:
+        """Return what a worker may use: what the user said, or what it has."""
+        return found if self.config.memory is None else parse_bytes(self.config.memory)
+
+    def check_memory(self, plan: Plan, threads: int | None = None) -> None:
+        """Raise unless the plan fits into every worker."""
+        for worker in self.workers:
+            memory = self.allowed_memory(worker.memory)
+            plan.check_memory(memory, threads or worker.threads, f"worker {worker.address}")
+
+
+@contextmanager
+def open_job(
+    config: JobConfig, run: RunFolder, progress: Progress | None = None, limits: Limits = LIMITS
+) -> Iterator[Job]:
+    """Give the job of a run, connected; its cluster is closed whatever happens."""
+    with ExitStack() as stack:
+        job = Job(config, run, progress or Progress(), limits, stack)
+        job.connect(config)
+        if dashboard := find_dashboard(job.client):
+            job.progress.say(f"dashboard: {dashboard}")
+        yield job
+
+
+def free_bytes(folder: Path) -> int:
+    """Return what is free where the run goes; a store has no end."""
+    if as_remote(folder) is not None:
+        return sys.maxsize
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize

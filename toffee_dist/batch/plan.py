@@ -1,0 +1,471 @@
+"""The plan: from the outputs back to frequencies, tasks, bytes and seconds, before anything is solved.
+
+Nothing here depends on the workers, so tasks and bytes of results do not either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from toffee_dist.batch.write_outputs import OutputFolder
+from toffee_dist.errors import TooLargeError
+from toffee_dist.kernels.spectrum import BLOCK_BYTES, count_freqs
+from toffee_dist.limits import LIMITS, Limits
+from toffee_dist.models import find_model
+from toffee_dist.settings import FitSettings, ModelSettings, parse_freqs
+from toffee_dist.storage.manifest import Summary
+from toffee_dist.storage.tensors import Sizes
+from toffee_dist.units import MIB, show_bytes
+
+# A process with our libraries after one small job, 212 MiB measured, and what polars keeps of the memory that
+# the ingest has freed, 81 measured (everything else is given back after every task).
+BASE_BYTES = 320 * MIB
+# What a task of the ingest holds, by its own bounds (benchmarks/ingest.py: 321 MiB with the process).
+INGEST_BYTES = 200 * MIB
+# Seconds of a compressed slice ≈ a·n·r² + b·pairs·r + c·r³ + d (single precision, complex), fitted to
+# mathoverflow by weeks (r 64), email by days (r 128) and workplace by hours (r 64), to a factor of 3.
+SECONDS_TALL, SECONDS_PAIR, SECONDS_SMALL, SECONDS_SLICE = 7.5e-9, 2e-8, 4.5e-7, 0.03
+# Seconds of ingest per row (benchmarks/ingest.py), and bytes per second to and from storage.
+SECONDS_ROW, BYTES_PER_SECOND = 5e-7, 2e8
+# Below this many seconds of solving, processes start more slowly than they save.
+PROCESSES_PAY = 10.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a tensor, counted or estimated."""
+
+    n_nodes: int
+    n_steps: int
+    n_pairs: int
+    n_entries: int
+    directed: bool
+    rows: int
+    exact: bool
+
+    @classmethod
+    def of(cls, summary: Summary, directed: bool) -> Shape:
+        """Return the sizes of a staged tensor."""
+        return cls(
+            summary.nodes,
+            summary.steps,
+            summary.pairs,
+            summary.entries,
+            directed,
+            rows=summary.rows,
+            exact=True,
+        )
+
+    @property
+    def mapped_bytes(self) -> int:
+        """What the staged tensor takes on storage, and at the most in every process that maps it."""
+        index = 4 if max(self.n_nodes, self.n_pairs, self.n_entries) < 2**31 else 8
+        return index * (self.n_nodes + 2 * self.n_pairs + self.n_entries) + 8 * self.n_entries
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One map of the job.
+
+    Parameters
+    ----------
+    name, why
+        What it does, and what for.
+    tasks
+        How many tasks, at the most.
+    task_bytes
+        What one of them holds at the most, beside the process and the mapped tensor.
+    seconds
+        On one core.
+    disk
+        Bytes that it leaves.
+    """
+
+    name: str
+    why: str
+    tasks: int
+    task_bytes: int
+    seconds: float
+    disk: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be done."""
+
+    shape: Shape
+    rank: int
+    outputs: tuple[str, ...]
+    n_freqs: int
+    stages: tuple[Stage, ...]
+
+    @property
+    def task_bytes(self) -> int:
+        """The largest task."""
+        return max(stage.task_bytes for stage in self.stages)
+
+    @property
+    def seconds(self) -> float:
+        """On one core."""
+        return sum(stage.seconds for stage in self.stages)
+
+    @property
+    def disk(self) -> int:
+        """Bytes of storage, work included."""
+        return sum(stage.disk for stage in self.stages)
+
+    def worker_bytes(self, threads: int = 1) -> int:
+        """Return the projected peak of a worker process with this many threads."""
+        busy = max(min(threads, stage.tasks) * stage.task_bytes for stage in self.stages)
+        return BASE_BYTES + self.shape.mapped_bytes + busy
+
+    def fitting_threads(self, memory: int, threads: int) -> int:
+        """Return how many of these threads fit into the memory of one process."""
+        return max(
+            (count for count in range(1, threads + 1) if self.worker_bytes(count) <= memory), default=0
+        )
+
+    def choose_mode(self, cores: int, memory: int) -> tuple[str, int]:
+        """Return the mode and the workers of ``auto``: processes where solving in parallel pays."""
+        solving = [stage for stage in self.stages if stage.name == "solve"]
+        pays = cores > 1 and any(s.tasks > 1 and s.seconds > PROCESSES_PAY for s in solving)
+        if pays:
+            return "processes", max(1, min(cores, memory // self.worker_bytes()))
+        return "threads", max(1, self.fitting_threads(memory, cores))
+
+    def check_memory(self, memory: int, threads: int, where: str) -> None:
+        """Raise unless the job fits into every worker."""
+        need = self.worker_bytes(threads)
+        if need <= memory:
+            return
+        largest = max(self.stages, key=lambda stage: min(threads, stage.tasks) * stage.task_bytes)
+        fitting = self.fitting_threads(memory, threads)
+        if fitting >= 1:
+            remedy = f"Use at most {fitting} threads per worker (--workers {fitting})."
+        else:
+            remedy = f"Take workers with {show_bytes(need)} or more, a smaller --rank, or fewer --outputs."
+        raise TooLargeError(
+            f"not enough memory in {where}",
+            got=f"{show_bytes(memory)}; projected peak {show_bytes(need)}: "
+            f"{show_bytes(self.shape.mapped_bytes)} of mapped tensor and {min(threads, largest.tasks)} × "
+            f"{show_bytes(largest.task_bytes)} ({largest.name}, rank {self.rank}, "
+            f"{self.shape.n_nodes:,} nodes)",
+            allowed="a projection that fits",
+            remedy=remedy,
+        )
+
+    def check_disk(self, free: int) -> None:
+        """Raise unless storage has room for work and results."""
+        if self.disk > free:
+            raise TooLargeError(
+                "not enough storage for the run",
+                got=f"{show_bytes(free)} free; needed {show_bytes(self.disk)}",
+                allowed="room for slices and results",
+                remedy="Make room, or ask for fewer --outputs or --freqs.",
+            )
+
+
+def make_plan(
+    shape: Shape,
+    settings: ModelSettings,
+    chosen: int | None = None,
+    limits: Limits = LIMITS,
+    more: Sequence[Stage] = (),
+) -> Plan:
+    """Work backwards from the outputs to the slices they need (fact 1), and to what that takes.
+
+    Parameters
+    ----------
+    shape
+        Sizes of the tensor.
+    settings
+        What is asked for.
+    chosen
+        How many frequencies the trajectory uses, where that is known; ``auto`` may use them all.
+    limits
+        The sizes of tasks.
+    more
+        Stages that the job has beside those of its outputs.
+    """
+    all_freqs = count_freqs(shape.n_steps)
+    _, count = parse_freqs(settings.freqs)
+    in_trajectory = min(count, all_freqs) if count else all_freqs
+    if chosen is not None:
+        in_trajectory = chosen
+    # Another model solves no frequency: it has stages of its own.
+    n_freqs = 1 if find_model(settings.model).from_zero_slice else 0
+    if "trajectory" in settings.outputs:
+        n_freqs = in_trajectory
+    if "factors" in settings.outputs:
+        n_freqs = all_freqs
+    stages = [
+        Stage(
+            "ingest",
+            "edges into one staged tensor",
+            tasks=1 + shape.rows // 2**21,
+            task_bytes=INGEST_BYTES,
+            seconds=shape.rows * SECONDS_ROW,
+            disk=shape.mapped_bytes + 16 * shape.n_nodes,
+        ),
+        *_fit_stages(shape, settings, n_freqs, all_freqs, limits),
+        _node_stage(shape, settings),
+        *more,
+    ]
+    for output in wanted_parts(settings, shape.directed):
+        used = all_freqs if output.startswith("factors") else in_trajectory
+        stages.append(_part_stage(shape, settings, output, used, limits))
+    return Plan(shape, settings.rank, settings.outputs, n_freqs, tuple(stages))
+
+
+def wanted_parts(settings: ModelSettings, directed: bool) -> list[OutputFolder]:
+    """Return the folders of Parquet parts that the outputs are made of."""
+    parts: list[OutputFolder] = []
+    if "embedding" in settings.outputs:
+        parts.append("embedding")
+        if directed and settings.gauge == "canonical":
+            parts.append("embedding_target")
+    if "trajectory" in settings.outputs:
+        parts.append("trajectory")
+    if "factors" in settings.outputs:
+        parts += ["factors/A_time", "factors/A_freq"]
+    if "spectrum" in settings.outputs:
+        parts.append("spectrum")
+    return parts
+
+
+def slice_seconds(shape: Shape, rank: int) -> float:
+    """Return the estimated seconds of one slice on one core."""
+    return SECONDS_SLICE + _growing_seconds(shape, rank)
+
+
+def _growing_seconds(shape: Shape, rank: int) -> float:
+    """Return the seconds of a slice that grow with it."""
+    rank = min(rank, shape.n_nodes)
+    return (
+        SECONDS_TALL * shape.n_nodes * rank**2 + SECONDS_PAIR * shape.n_pairs * rank + SECONDS_SMALL * rank**3
+    )
+
+
+def batch_freqs(
+    freqs: list[int], shape: Shape, rank: int, limits: Limits = LIMITS
+) -> Iterator[tuple[int, ...]]:
+    """Cut frequencies into tasks of about `limits.task_seconds`."""
+    # Of what grows alone: small slices fill a batch up to its largest size anyway.
+    size = max(1, min(limits.max_batch, int(limits.task_seconds / _growing_seconds(shape, rank))))
+    for start in range(0, len(freqs), size):
+        yield tuple(freqs[start : start + size])
+
+
+def part_rows(
+    shape: Shape, settings: ModelSettings, output: OutputFolder, n_freqs: int, limits: Limits = LIMITS
+) -> int:
+    """Return the nodes of one part: as many as `limits.part_bytes` hold."""
+    return max(1, min(shape.n_nodes, limits.part_bytes // _row_bytes(shape, settings, output, n_freqs)))
+
+
+def iter_parts(n_nodes: int, rows: int) -> Iterator[tuple[int, int, int]]:
+    """Yield number, start and stop of every part."""
+    for index, start in enumerate(range(0, n_nodes, rows)):
+        yield index, start, min(start + rows, n_nodes)
+
+
+def _item(settings: ModelSettings) -> int:
+    return 4 if settings.precision == "single" else 8
+
+
+def _row_bytes(shape: Shape, settings: ModelSettings, output: OutputFolder, n_freqs: int) -> int:
+    """Return what one node takes in a task that writes parts, its copies on the way included."""
+    item, rank, T = _item(settings), settings.rank, shape.n_steps
+    if output in ("embedding", "embedding_target"):
+        return rank * (2 * item + 4) + 64
+    if output == "spectrum":
+        return 2 * 8 * count_freqs(T) + 64
+    if output == "factors/A_freq":
+        return n_freqs * (rank * 2 * item * 4 + 64)
+    # The slices' rows; their inverse transform (which fills in the other frequencies where many are
+    # used); its turn; the page that Parquet is writing.
+    filled = count_freqs(T) if n_freqs > 4 * math.log2(max(T, 2)) else 0
+    return rank * (2 * item * (n_freqs + filled) + (2 * item + 4) * T) + 48 * T
+
+
+def _fit_stages(
+    shape: Shape, settings: ModelSettings, n_freqs: int, all_freqs: int, limits: Limits
+) -> list[Stage]:
+    """Return the stages that leave the vectors: those of the solver, or those of another model."""
+    model = find_model(settings.model)
+    if model.from_zero_slice or model.costs is None:
+        return _solve_stages(shape, settings, n_freqs, all_freqs, limits)
+    if "embedding" not in settings.outputs:
+        return []
+    sizes = Sizes(shape.n_nodes, shape.n_steps, shape.n_pairs, shape.n_entries)
+    return [Stage(*cost) for cost in model.costs(sizes, shape.directed, settings.only(FitSettings))]
+
+
+def _solve_stages(
+    shape: Shape, settings: ModelSettings, n_freqs: int, all_freqs: int, limits: Limits
+) -> list[Stage]:
+    n, rank, item = shape.n_nodes, min(settings.rank, shape.n_nodes), _item(settings)
+    seconds = slice_seconds(shape, rank)
+    stages: list[Stage] = []
+    alone = 1 if settings.reduce == "sum" or "embedding" not in settings.outputs else 2
+    if set(settings.outputs) == {"spectrum"}:
+        return []
+    tall = n * settings.rank * item
+    weighted = 8 * shape.n_entries if alone == 2 else 0
+    stages.append(
+        Stage(
+            "solve zero",
+            "the sum over time is one frequency; its singular vectors are the common basis",
+            tasks=alone,
+            task_bytes=_solve_bytes(shape, settings, real=True, batch=1) + weighted,
+            seconds=alone * seconds,
+            disk=alone * 3 * tall,
+        )
+    )
+    stages.append(Stage("basis", "singular vectors", alone, 7 * tall, alone * tall / 1e8, 0))
+    if "trajectory" in settings.outputs:
+        entries, pairs = shape.n_entries, shape.n_pairs
+        stages.append(
+            Stage(
+                "choose",
+                f"which frequencies the trajectory needs ({settings.freqs})",
+                tasks=1,
+                task_bytes=2 * tall
+                + 24 * entries
+                + 40 * pairs
+                + 512 * n
+                + 6000 * shape.n_steps
+                + 4 * BLOCK_BYTES,
+                seconds=2e-8 * pairs * shape.n_steps,
+                disk=0,
+            )
+        )
+    if n_freqs > 1:
+        batches = list(batch_freqs(list(range(1, n_freqs)), shape, rank, limits))
+        most = "all" if n_freqs == all_freqs else f"{n_freqs:,} of {all_freqs:,}"
+        stages.append(
+            Stage(
+                "solve",
+                f"the other frequencies ({most}), independent of each other",
+                tasks=len(batches),
+                task_bytes=_solve_bytes(shape, settings, real=False, batch=len(batches[0])),
+                seconds=(n_freqs - 1) * seconds,
+                disk=(n_freqs - 1) * 2 * tall,
+            )
+        )
+    return stages
+
+
+def _node_stage(shape: Shape, settings: ModelSettings) -> Stage:
+    n, pairs, item = shape.n_nodes, shape.n_pairs, _item(settings)
+    tall = n * settings.rank
+    return Stage(
+        "nodes",
+        "degree, last step and residual of every node",
+        tasks=1,
+        # U, V and a copy; two products in double. The slice, its squares and its transpose.
+        task_bytes=(3 * item + 16) * tall + 64 * pairs + 64 * n,
+        seconds=SECONDS_PAIR * pairs * settings.rank,
+        disk=48 * n,
+    )
+
+
+def compare_stage(shape: Shape, settings: ModelSettings) -> Stage:
+    """Return the stage in which a refresh is set beside earlier runs."""
+    n, item = shape.n_nodes, _item(settings)
+    tall = n * settings.rank
+    return Stage(
+        "compare",
+        "axes of the previous run, held-out links, drift",
+        tasks=2,
+        task_bytes=2 * item * tall + 120 * n + 40 * shape.n_pairs,
+        seconds=4 * item * tall / BYTES_PER_SECOND,
+        disk=64 * n,
+    )
+
+
+def _solve_bytes(shape: Shape, settings: ModelSettings, *, real: bool, batch: int) -> int:
+    """Return what a task holds that solves `batch` slices, one after the other."""
+    n, rank, pairs = shape.n_nodes, min(settings.rank, shape.n_nodes), shape.n_pairs
+    item = _item(settings) * (1 if real else 2)
+    # Values of the batch, at most a block of them; on the way, as many again and their two real halves.
+    held = max(16 * pairs, min(16 * pairs * batch, BLOCK_BYTES))
+    transform = 3 * held + 16 * shape.n_steps * batch
+    # X/‖X‖ in double, in the solver's precision, and its adjoint.
+    matrix = (16 + 2 * item) * pairs
+    # A Krylov basis of 4r columns and its work, or nine arrays of r columns in ALS: measured 6.5 to 9 n·r,
+    # and as much as one more that was freed and is kept.
+    tall = 10 * n * rank * item
+    if n <= max(128, 4 * rank):
+        tall += 6 * 16 * n * n
+    small = 12 * 16 * (4 * rank) ** 2
+    return max(transform, held + matrix + tall + small)
+
+
+def _part_stage(
+    shape: Shape, settings: ModelSettings, output: OutputFolder, n_freqs: int, limits: Limits
+) -> Stage:
+    rows = part_rows(shape, settings, output, n_freqs, limits)
+    row_bytes = _row_bytes(shape, settings, output, n_freqs)
+    disk = shape.n_nodes * _disk_bytes(shape, settings, output, n_freqs)
+    return Stage(
+        output,
+        "Parquet, one part per block of nodes",
+        tasks=math.ceil(shape.n_nodes / rows),
+        task_bytes=rows * row_bytes,
+        seconds=3 * disk / BYTES_PER_SECOND,
+        disk=disk,
+    )
+
+
+def _disk_bytes(shape: Shape, settings: ModelSettings, output: OutputFolder, n_freqs: int) -> int:
+    if output == "spectrum":
+        return 8 * count_freqs(shape.n_steps) + 16
+    if output == "factors/A_freq":
+        return 2 * _item(settings) * settings.rank * n_freqs + 16
+    if output in ("trajectory", "factors/A_time"):
+        return 4 * settings.rank * shape.n_steps + 16
+    return 4 * settings.rank + 16
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """Return the plan as plain types, with the figures that size a cluster."""
+    return {
+        **asdict(plan),
+        "task_bytes": plan.task_bytes,
+        "mapped_bytes": plan.shape.mapped_bytes,
+        "worker_bytes": {threads: plan.worker_bytes(threads) for threads in (1, 2, 4)},
+        "disk_bytes": plan.disk,
+        "seconds": plan.seconds,
+    }
+
+
+def describe_plan(plan: Plan) -> str:
+    """Return the plan as lines for a person."""
+    shape = plan.shape
+    about = "" if shape.exact else "about "
+    solved = f", of which at most {plan.n_freqs:,} will be solved" if plan.n_freqs else ""
+    lines = [
+        f"nodes      {about}{shape.n_nodes:,}",
+        f"steps      {shape.n_steps:,}, so {count_freqs(shape.n_steps):,} frequencies{solved}",
+        f"pairs      {about}{shape.n_pairs:,}, with at most {shape.n_entries:,} entries, "
+        f"from {shape.rows:,} rows",
+        f"outputs    {', '.join(plan.outputs)}, rank {plan.rank}",
+        "",
+        f"{'stage':<16} {'tasks':>7} {'memory/task':>14} {'seconds':>9} {'disk':>10}  why",
+    ]
+    for stage in plan.stages:
+        lines.append(
+            f"{stage.name:<16} {stage.tasks:>7,} {show_bytes(stage.task_bytes):>14} {stage.seconds:>9,.1f} "
+            f"{show_bytes(stage.disk):>10}  {stage.why}"
+        )
+    need = ", ".join(f"{show_bytes(plan.worker_bytes(threads))} with {threads}" for threads in (1, 2, 4))
+    lines += [
+        "",
+        f"per worker {need} threads, {show_bytes(shape.mapped_bytes)} of it the mapped tensor",
+        f"in all     {show_bytes(plan.disk)} of storage, about {plan.seconds:,.0f} seconds on one core",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,242 @@
+"""`toffee neighbors`, `trajectory`, `similar-periods`, `score`, `index` and `export`: questions to a run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import click
+
+from toffee_dist.cli.options import json_option
+from toffee_dist.cli.output import echo
+from toffee_dist.storage.files import check_parent
+from toffee_dist.words import show_line
+
+_run = click.argument("path", metavar="RUN")
+_node = click.argument("node")
+_at = click.option("--at", metavar="STEP", help="A step from 0, or a moment: 2024-03-01, 2024-03-01T12:00.")
+_count = click.option("-k", "count", type=int, default=10, show_default=True, help="How many.")
+_space = click.option(
+    "--space",
+    type=click.Choice(["source", "target"]),
+    help="Where the id is, if both sides of a bipartite graph have it.",
+)
+_role = click.option(
+    "--role",
+    type=click.Choice(["source", "target"]),
+    help="Of directed graphs: nodes as sources or as targets.  [default: source]",
+)
+
+
+def _table(frame: Any) -> str:
+    """Return rows as aligned text: ids first, numbers with four significant digits."""
+    rows = [
+        [f"{v:.4g}" if isinstance(v, float) else show_line(str(v)) for v in row] for row in frame.iter_rows()
+    ]
+    rows = [list(frame.columns), *rows]
+    widths = [max(len(row[c]) for row in rows) for c in range(len(frame.columns))]
+    return "\n".join(
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+@click.command("neighbors", short_help="The nodes nearest to a node")
+@_run
+@_node
+@_at
+@_count
+@click.option(
+    "--metric",
+    type=click.Choice(["cosine", "dot"]),
+    default="cosine",
+    show_default=True,
+    help="dot favours active nodes.",
+)
+@_role
+@_space
+@json_option
+def neighbors_command(
+    path: str,
+    node: str,
+    at: str | None,
+    count: int,
+    metric: Any,
+    role: Any,
+    space: str | None,
+    as_json: bool,
+) -> None:
+    """Find the nodes nearest to NODE, over all time or at a step.
+
+    RUN is the folder of the runs, or of one run. Exact: every vector is compared, in blocks. toffee index
+    makes it several times faster.
+
+    \b
+    Example:
+      toffee neighbors vectors alice -k 5
+      toffee neighbors vectors alice --at 2024-03-01
+    """
+    # Saves start-up time.
+    from toffee_dist.results.run import load_run
+
+    found = load_run(path).neighbors(node, count, at=at, metric=metric, role=role, space=space)
+    echo(json.dumps({"node": node, "neighbors": found.to_dicts()}) if as_json else _table(found))
+
+
+@click.command("trajectory", short_help="A node over time: a plot, CSV, PNG")
+@_run
+@_node
+@click.option("--csv", "csv_file", metavar="FILE", help="Also write a row per step: start, length, vector.")
+@click.option("--png", "png_file", metavar="FILE", help="Also draw it into a PNG file.")
+@_space
+@json_option
+def trajectory_command(
+    path: str, node: str, csv_file: str | None, png_file: str | None, space: str | None, as_json: bool
+) -> None:
+    """Show NODE over time: how active it was, and how far from its usual place.
+
+    The first curve is the length of its vector at each step, the second the cosine of that vector with the
+    node's sum over time. RUN needs the output trajectory.
+
+    \b
+    Example:
+      toffee trajectory vectors alice --csv alice.csv --png alice.png
+    """
+    # Saves start-up time.
+    from toffee_dist.results.run import load_run
+
+    for option, file in (("--csv", csv_file), ("--png", png_file)):
+        if file:
+            check_parent(Path(file), option)
+    found = load_run(path).trajectory_of(node, space)
+    if csv_file:
+        found.write_csv(Path(csv_file))
+    if png_file:
+        found.write_png(Path(png_file))
+    if as_json:
+        figures = {"length": found.lengths.tolist(), "cosine": found.cosines.tolist()}
+        starts = [found.grid.show(step) for step in range(found.grid.n_steps)]
+        echo(json.dumps({"node": node, "start": starts, **figures}))
+        return
+    echo(found.text(min(shutil.get_terminal_size().columns, 110)))
+
+
+@click.command("similar-periods", short_help="Which rhythm a node lives by, and who shares it")
+@_run
+@_node
+@_count
+@_space
+@json_option
+def similar_periods_command(path: str, node: str, count: int, space: str | None, as_json: bool) -> None:
+    """Say by which rhythm NODE lives, and which nodes share it.
+
+    RUN needs the output spectrum. Periods are those whose energy noise of the node's own strength would
+    hardly reach.
+
+    \b
+    Example:
+      toffee embed edges/*.parquet --out rhythms --outputs spectrum
+      toffee similar-periods rhythms alice
+    """
+    # Saves start-up time.
+    from toffee_dist.results.run import load_run
+
+    found = load_run(path).rhythm_of(node, count, space)
+    if as_json:
+        rhythm = {"periods": found.periods.to_dicts(), "similar": found.similar.to_dicts()}
+        echo(json.dumps({"node": node, **rhythm}))
+        return
+    if not found.periods.height:
+        echo(f"No rhythm of {show_line(node)} stands out of its noise.")
+    for row in found.periods.head(10).iter_rows(named=True):
+        echo(f"{row['period']:<20} {row['times_floor']:.1f} times its noise")
+    if found.similar.height:
+        echo("\nMost similar:\n" + _table(found.similar))
+
+
+@click.command("score", short_help="The model's own score of pairs of nodes")
+@_run
+@click.argument("pairs", nargs=-1, required=True, metavar="PAIRS...")
+@_at
+@json_option
+def score_command(path: str, pairs: tuple[str, ...], at: str | None, as_json: bool) -> None:
+    """Give the model's own score of PAIRS: how likely a link is, over all time or at a step.
+
+    PAIRS are source,target words, or a Parquet or text file with two columns of ids. Scores are entries of
+    the fit: about 0 for strangers, larger for those who link.
+
+    \b
+    Example:
+      toffee score vectors alice,bob alice,carol
+      toffee score vectors pairs.csv --at 2024-03-01
+    """
+    # Saves start-up time.
+    import polars as pl
+
+    from toffee_dist.results.pairs import read_pairs
+    from toffee_dist.results.run import load_run
+
+    run = load_run(path)
+    sources, targets = read_pairs(pairs)
+    scores = run.score(sources, targets, at)
+    frame = pl.DataFrame({"source": sources, "target": targets, "score": scores})
+    echo(json.dumps({"scores": frame.to_dicts()}) if as_json else _table(frame))
+
+
+@click.command("index", short_help="Make queries of a large run quick")
+@_run
+@json_option
+def index_command(path: str, as_json: bool) -> None:
+    """Write the vectors of RUN once more, for quick queries.
+
+    As float32 matrices in the run's folder index/; neighbors, similar-periods and score then read these.
+
+    \b
+    Example:
+      toffee index vectors
+    """
+    # Saves start-up time.
+    from toffee_dist.results.run import load_run
+
+    files = [str(file) for file in load_run(path).build_index()]
+    echo(json.dumps({"files": files}) if as_json else "\n".join(map(show_line, files)))
+
+
+@click.command("export", short_help="word2vec, NumPy, FAISS, DuckDB, pgvector")
+@_run
+@click.option(
+    "--format",
+    "form",
+    required=True,
+    type=click.Choice(["word2vec", "numpy", "faiss", "duckdb", "pgvector"]),
+    help="Of which program.",
+)
+@click.option("--to", required=True, metavar="PATH", help="A new file; for numpy and faiss a new folder.")
+@_at
+@_role
+@json_option
+def export_command(path: str, form: str, to: str, at: str | None, role: str | None, as_json: bool) -> None:
+    """Hand the vectors on: word2vec text, NumPy, FAISS, DuckDB, Postgres with pgvector.
+
+    \b
+    Example:
+      toffee export vectors --format numpy --to matrix
+      toffee export vectors --format pgvector --to vectors.sql
+    """
+    # Saves start-up time.
+    from toffee_dist.results.run import load_run
+
+    check_parent(Path(to), "--to")
+    files = [str(file) for file in load_run(path).export(form, to, at=at, role=role or "source")]
+    echo(json.dumps({"files": files}) if as_json else "\n".join(map(show_line, files)))
+
+
+ASK_COMMANDS = (
+    neighbors_command,
+    trajectory_command,
+    similar_periods_command,
+    score_command,
+    index_command,
+    export_command,
+)

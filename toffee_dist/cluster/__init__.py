@@ -1,0 +1,1 @@
+"""Where tasks run: Dask clusters, their workers, and how tasks are waited for."""

@@ -1,0 +1,1 @@
+"""Pure functions of arrays: NumPy and SciPy only."""

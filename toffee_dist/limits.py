@@ -1,0 +1,53 @@
+"""How much one task does: sizes that bound memory and make tasks of seconds.
+
+Results do not depend on where the work is cut, except that a run is written in more or fewer parts. Tests
+pass small ones, so that small graphs are cut as large ones are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The sizes of tasks; each was chosen where its stage was measured (benchmarks/ingest.py, scaling.py).
+
+    Parameters
+    ----------
+    table_bytes, task_rows, text_bytes, files_per_task
+        What one task reads: bytes or rows of Parquet or Arrow, bytes of text, files.
+    batch_rows, text_block_bytes, head_bytes
+        Rows that are cleaned at once, bytes of text that are cut into columns at once, and bytes at the
+        beginning of a text file that guesses are made from.
+    bucket_ids
+        Distinct ids, summed over the scan tasks, that one bucket of the registry merges.
+    bin_entries, block_entries
+        Entries of one bin and of one block: what a merging task holds at once, and what it writes.
+    task_seconds, max_batch
+        Seconds that a task of a solver should take, so that a lost worker costs little and a task's overhead
+        nothing; and frequencies that it has at the most.
+    part_bytes
+        What a task that writes a part of an output holds.
+    table_rows, table_pairs
+        Rows of a table, and pairs, that are held at once.
+    """
+
+    table_bytes: int = 32 << 20
+    task_rows: int = 1 << 22
+    text_bytes: int = 128 << 20
+    files_per_task: int = 1000
+    batch_rows: int = 1 << 21
+    text_block_bytes: int = 32 << 20
+    head_bytes: int = 256 << 10
+    bucket_ids: int = 1 << 22
+    bin_entries: int = 1 << 20
+    block_entries: int = 1 << 21
+    task_seconds: float = 4.0
+    max_batch: int = 64
+    part_bytes: int = 96 << 20
+    table_rows: int = 1 << 20
+    table_pairs: int = 1 << 22
+
+
+LIMITS = Limits()

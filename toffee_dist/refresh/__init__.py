@@ -1,0 +1,1 @@
+"""The scheduled refresh: a rolling window, the rows and axes of the previous run, a quality gate."""

@@ -1,0 +1,159 @@
+"""The chain of a refresh: what a run takes from the previous one, and what it must show beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from toffee_dist.batch import solve
+from toffee_dist.batch.chain import Chain
+from toffee_dist.batch.job import Job
+from toffee_dist.batch.plan import Shape, Stage, compare_stage, wanted_parts
+from toffee_dist.batch.write_outputs import OutputFolder
+from toffee_dist.errors import UnfinishedError
+from toffee_dist.kernels.embedding import TimeWeights
+from toffee_dist.refresh import compare
+from toffee_dist.refresh.compare import AlignTask, DriftTask, LinksTask, held_out
+from toffee_dist.refresh.expiry import ExpireTask, expire_nodes
+from toffee_dist.refresh.gate import judge
+from toffee_dist.refresh.warm import KeepTask, keep_slices
+from toffee_dist.settings import RefreshConfig
+from toffee_dist.storage.manifest import (
+    AlignmentRecord,
+    Drift,
+    Following,
+    LinksRecord,
+    RefreshRecord,
+)
+from toffee_dist.storage.runs import RunFolder, find_latest
+from toffee_dist.storage.slices import HELD, Starts, ZeroSlice
+
+
+class RefreshChain(Chain):
+    """What a refresh follows, and what was found about it so far.
+
+    Parameters
+    ----------
+    settings
+        The whole job, with the limits of the gate.
+    following
+        What it follows; its `previous` is empty at the start of a chain.
+    """
+
+    def __init__(self, settings: RefreshConfig, following: Following) -> None:
+        self.settings, self._following = settings, following
+        self.alignment: AlignmentRecord | None = None
+        self.links: LinksRecord | None = None
+
+    @property
+    def following(self) -> Following:
+        """What the run is of, and what it follows."""
+        return self._following
+
+    @property
+    def previous(self) -> str:
+        """Folder of the previous run; empty at the start of a chain."""
+        return self._following.previous
+
+    @property
+    def rotated(self) -> bool:
+        """Whether a rotation onto the previous run was found."""
+        return self.alignment is not None
+
+    def stages(self, shape: Shape) -> tuple[Stage, ...]:
+        """Return what the chain adds to the plan."""
+        return (compare_stage(shape, self.settings),)
+
+    def known_nodes(self, job: Job) -> str | None:
+        """Return the previous run, without the nodes that are to be forgotten."""
+        follow = self.following
+        if not follow.previous:
+            return None
+        earlier = RunFolder.at(follow.previous).kept(RunFolder.at(follow.reference).run_id)
+        if follow.expire is None and not earlier.exists():
+            return follow.previous
+        task = ExpireTask(str(job.run.path), follow.previous, follow.reference, follow.expire)
+        with job.progress.stage("expire", 1) as done:
+            [known] = job.tasks(done)(expire_nodes, [task])
+        return str(known)
+
+    def starts(self, job: Job) -> Starts:
+        """Return the slices of the previous run, where they serve."""
+        if not self.following.warm:
+            return Starts()
+        kept = job.run.kept(RunFolder.at(self.previous).run_id)
+        return Starts(str(self.following.warm), str(kept) if kept.exists() else "")
+
+    def align(self, job: Job, zero: ZeroSlice | None) -> None:
+        """Find the rotation onto the previous run, and what its vectors know of the held-out links."""
+        if not self.previous or zero is None:
+            return
+        run, outputs = str(job.run.path), _roles(job)
+        item = AlignTask(run, self.previous, outputs, zero)
+        [self.alignment] = job.map("align", compare.align_run, [item])
+        holdout = min(self.following.holdout, job.shape.n_steps - 1)
+        if holdout < 1 or not zero.fitted:
+            return
+        held = solve.SolveTask(
+            str(job.run.staged.tensor),
+            str(job.run.slices),
+            (0,),
+            job.config.solver_settings(),
+            TimeWeights(job.config.reduce, holdout),
+            slice=HELD,
+            # The previous run's own slice has not seen the steps that are held out.
+            starts=replace(self.starts(job), name=zero.name),
+        )
+        job.map("solve held out", solve.solve_batch, [held])
+        job.map("basis", solve.write_basis, [solve.BasisTask(str(job.run.slices), HELD)])
+        links = LinksTask(run, self.previous, holdout, outputs, held_out(zero), job.config.seed)
+        [self.links] = job.map("links", compare.score_links, [links])
+
+    def finish(self, job: Job, zero: ZeroSlice | None) -> RefreshRecord:
+        """Keep the slices for the next refresh, measure drift, and judge."""
+        run, follow = str(job.run.path), self.following
+        keep = KeepTask(run, tuple(job.slices), str(follow.warm))
+        [saved] = job.map("keep slices", keep_slices, [keep])
+        drift: list[Drift] = []
+        reasons: list[str] = []
+        expired = 0
+        if self.alignment is not None and zero is not None:
+            items = [
+                DriftTask(run, path, zero, path == self.previous, job.config.seed, job.limits.table_rows)
+                for path in dict.fromkeys([self.previous, follow.reference])
+            ]
+            drift = job.map("drift", compare.measure_drift, items)
+            before = RunFolder.at(self.previous).read_manifest()
+            expired = (0 if before.refresh is None else before.refresh.expired) + drift[0].expired
+            now = job.outcome.metrics()
+            reasons = judge(now, before.metrics, drift[0], self.links, self.settings)
+        self._check_place(job)
+        names = {name: getattr(follow, name).rpartition("/")[2] for name in ("previous", "reference")}
+        return RefreshRecord(
+            **follow.model_dump(exclude={"warm", *names}),
+            **names,
+            warm=bool(follow.warm),
+            alignment=self.alignment,
+            links=self.links,
+            saved=saved,
+            expired=expired,
+            drift=drift,
+            reasons=reasons,
+        )
+
+    def _check_place(self, job: Job) -> None:
+        """Raise where another run was published since this one began: it must not be replaced unseen."""
+        latest = find_latest(job.run.out)
+        now = "" if latest is None else latest.run_id
+        then = self.previous.rpartition("/")[2]
+        if then and now != then:
+            raise UnfinishedError(
+                "another run was published meanwhile",
+                got=f"{now or 'none'}, where this run follows {then}",
+                remedy="Was its lock lost? toffee refresh makes one that follows the new run.",
+            )
+
+
+def _roles(job: Job) -> tuple[OutputFolder, ...]:
+    """Return the outputs of one vector per node."""
+    outputs = wanted_parts(job.config, job.shape.directed)
+    return tuple(output for output in outputs if output.startswith("embedding"))

@@ -1,0 +1,106 @@
+"""By which rhythm a node lives: the periods at which its energy stands out of its own noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from toffee_dist.results.neighbors import describe_rows, search
+from toffee_dist.results.nodes import Node, find_node
+from toffee_dist.results.published import PublishedRun
+from toffee_dist.storage.vectors import Vectors, read_nodes
+from toffee_dist.timegrid import name_period
+
+# Chance that a node without any rhythm is said to have one.
+CHANCE = 0.01
+# With fewer frequencies than this, a floor cannot be told from what stands out of it.
+FREQS_FOR_FLOOR = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Rhythm:
+    """What a node's spectrum says.
+
+    Attributes
+    ----------
+    node : which node
+    periods : a row per frequency that stands out, strongest first: k, period_steps, period, energy,
+        times_floor
+    similar : nodes with the most similar rhythm: node_id, (space,) similarity
+    """
+
+    node: Node
+    periods: pl.DataFrame
+    similar: pl.DataFrame
+
+
+def find_rhythm(run: PublishedRun, node: object, k: int = 10, space: str | None = None) -> Rhythm:
+    """Return the periods of a node, and the k nodes whose rhythm is most like its own.
+
+    Parameters
+    ----------
+    run
+        A run with the output ``spectrum``.
+    node
+        Its id.
+    k
+        How many similar nodes.
+    space
+        Where the id is, if both sides of the graph have it.
+    """
+    spectrum = run.vectors("spectrum")
+    found = find_node(run, node, space)
+    energies = read_nodes(spectrum, [found.row])[0].astype(np.float64)
+    strong, floor = standing_out(energies, run.n_steps)
+    periods = run.n_steps / np.maximum(strong, 1)
+    table = pl.DataFrame(
+        {
+            "k": strong,
+            "period_steps": periods,
+            "period": [name_period(period, run.grid) for period in periods],
+            "energy": energies[strong],
+            "times_floor": energies[strong] / floor if floor > 0 else np.full(len(strong), np.inf),
+        },
+        schema_overrides={"period": pl.String},
+    )
+    if not excess(energies[None]).any():
+        rows, scores = np.empty(0, np.int64), np.empty(0)
+    else:
+        rows, scores = search(spectrum.blocks(), energies, k, "cosine", without=found.row, prepare=excess)
+    return Rhythm(found, table, describe_rows(run, rows, similarity=scores))
+
+
+def excess(energies: Vectors) -> Vectors:
+    """Return what stands above each node's own floor, the median over k > 0, without the zero frequency."""
+    others = energies[:, 1:].astype(np.float32)
+    if not others.shape[1]:
+        return np.zeros((len(others), 1), np.float32)
+    return np.asarray(np.maximum(others - np.median(others, axis=1, keepdims=True), 0))
+
+
+def standing_out(energies: NDArray[np.float64], n_steps: int) -> tuple[NDArray[np.int64], float]:
+    """Return the frequencies whose energy noise would hardly reach, strongest first, and the floor.
+
+    Of unrelated events |X_k|² is a sum of squares of sines and cosines: Gamma distributed over k > 0. Its
+    mean and shape follow from the median and the MAD of the node's own energies, so that peaks do not count
+    as noise. A frequency stands out where noise would reach it at any frequency with a chance below `CHANCE`.
+    """
+    # For the start-up time of the other questions.
+    from scipy.special import gammaincc
+
+    others = energies[1:]
+    floor = float(np.median(others)) if len(others) else 0.0
+    if len(others) < FREQS_FOR_FLOOR or floor <= 0:
+        return np.empty(0, np.int64), floor
+    deviation = 1.4826 * float(np.median(np.abs(others - floor)))
+    # Rounding error of a spectrum that is exactly flat is no rhythm.
+    deviation = max(deviation, 1e-6 * floor)
+    shape = np.full(len(others), max((floor / deviation) ** 2, 0.5))
+    if n_steps % 2 == 0:
+        shape[-1] /= 2  # a real slice has half the degrees of freedom
+    chance = gammaincc(shape, shape * others / floor)
+    strong = np.flatnonzero(chance * len(others) < CHANCE)
+    return 1 + strong[np.argsort(-others[strong], kind="stable")], floor

@@ -1,0 +1,193 @@
+"""Parquet out: vectors as fixed-size lists, ids as the user knows them, the same bytes for the same data.
+
+And in: local files by their paths, what is behind a URL by the ranges that a reader asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from toffee_dist.errors import InputError, QualityError, UnfinishedError
+from toffee_dist.storage.files import fetched, remove_file, replacing
+from toffee_dist.storage.paths import as_remote
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
+
+# Rows of a row group: what a reader decodes at once, and what the writer holds beside the table.
+GROUP_ROWS = 16_384
+
+
+def vectors(array: NDArray[Any]) -> pa.FixedSizeListArray:
+    """Return an (m, r) array as a column of m lists of length r, without a copy where it is contiguous.
+
+    Examples
+    --------
+    >>> vectors(np.zeros((2, 3), dtype=np.float32)).type
+    FixedSizeListType(fixed_size_list<item: float>[3])
+    """
+    return pa.FixedSizeListArray.from_arrays(pa.array(np.ravel(array)), array.shape[1])
+
+
+def write_parquet(path: Path, columns: Mapping[str, Any]) -> int:
+    """Write one file, whole or not at all; return its rows."""
+    table = pa.table(dict(columns))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        _write(temporary, table.schema, [table])
+    return int(table.num_rows)
+
+
+def write_stream(path: Path, tables: Iterator[pa.Table]) -> None:
+    """Write one file from tables that come one after the other, at least one."""
+    first = next(tables)
+    with replacing(path) as temporary:
+        _write(temporary, first.schema, chain([first], tables))
+
+
+def _write(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+    lists = {field.name for field in list_columns(schema)}
+    plain = [field.name for field in schema if field.name not in lists]
+    # Vectors do not compress; everything else does.
+    codecs = {name: "zstd" for name in plain} | {f"{name}.list.element": "none" for name in lists}
+    with pq.ParquetWriter(
+        path, schema, compression=codecs, use_dictionary=plain, write_statistics=plain
+    ) as writer:
+        for table in tables:
+            writer.write_table(table, row_group_size=GROUP_ROWS)
+
+
+def check_parquet(path: Path, rows: int, columns: list[str]) -> None:
+    """Read a part back, and raise unless it has these rows and columns and only finite numbers.
+
+    Raises
+    ------
+    UnfinishedError
+        For a damaged file, which is removed so that `toffee resume` writes it again.
+    QualityError
+        For numbers that are not finite.
+    """
+    try:
+        with fetched(path) as local:
+            _check(local, rows, columns)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        remove_file(path)
+        raise UnfinishedError(
+            f"a part of the output is damaged: {path.name}",
+            got=str(error).splitlines()[0],
+            allowed=f"{rows} rows of {', '.join(columns)}",
+            remedy="toffee resume writes it again.",
+        ) from None
+
+
+def _check(path: Path, rows: int, columns: list[str]) -> None:
+    file = pq.ParquetFile(path)
+    found = file.metadata.num_rows, file.schema_arrow.names
+    if found != (rows, columns):
+        raise ValueError(f"{found[0]} rows of {', '.join(found[1])}")
+    for batch in file.iter_batches(batch_size=GROUP_ROWS):
+        for name in columns:
+            column = batch.column(name)
+            if pa.types.is_fixed_size_list(column.type):
+                column = column.flatten()
+            if pa.types.is_floating(column.type) and not np.isfinite(column.to_numpy()).all():
+                raise QualityError(
+                    f"{path.name} holds numbers that are not finite",
+                    got=f"NaN or infinity in {name}",
+                    allowed="finite numbers",
+                    remedy="Nothing was published. Try --precision double.",
+                )
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what a missing or damaged table of a run makes the readers raise into an error that names it."""
+    try:
+        yield
+    except (pl.exceptions.PolarsError, pa.ArrowException, FileNotFoundError, EOFError, KeyError) as error:
+        raise _damaged(path, error) from None
+    except OSError as error:
+        # pyarrow says so of damaged bytes too; a store that fails stays one.
+        if as_remote(path) is not None or error.errno is not None:
+            raise
+        raise _damaged(path, error) from None
+    except BaseException as error:
+        # A Rust panic is not an Exception.
+        if type(error).__name__ == "PanicException":
+            raise _damaged(path, error) from None
+        raise
+
+
+def _damaged(path: Path, error: BaseException) -> InputError:
+    return InputError(
+        f"the table {path.parent.name}/{path.name} is damaged",
+        got=(str(error).strip() or type(error).__name__).splitlines()[0][:200],
+        remedy="Use another run: toffee runs lists them; toffee rollback goes back to one.",
+    )
+
+
+@contextmanager
+def open_parquet(path: Path, metadata: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
+    """Open one file, of which only what is asked for is read; with its footer, where that is known."""
+    with path.open("rb") as source:
+        yield pq.ParquetFile(source, metadata=metadata)
+
+
+def list_columns(schema: pa.Schema) -> list[pa.Field]:
+    """Return the columns of a table that are vectors."""
+    return [field for field in schema if pa.types.is_fixed_size_list(field.type)]
+
+
+def take_rows(path: Path, rows: NDArray[np.int64], columns: list[str]) -> pa.Table:
+    """Return some rows of a file, which must ascend; reads only the row groups that hold them."""
+    parts, at = [], 0
+    with reading(path), open_parquet(path) as file:
+        for number in range(file.num_row_groups):
+            stop = at + file.metadata.row_group(number).num_rows
+            own = rows[np.searchsorted(rows, at) : np.searchsorted(rows, stop)]
+            if len(own):
+                parts.append(file.read_row_group(number, columns=columns).take(pa.array(own - at)))
+            at = stop
+    return pa.concat_tables(parts)
+
+
+def read_columns(path: Path, columns: list[str]) -> pa.Table:
+    """Return some columns of a table of a run."""
+    with reading(path):
+        return open_dataset([path]).to_table(columns=columns)
+
+
+def collect(path: Path, frame: pl.LazyFrame) -> pl.DataFrame:
+    """Read what a lazy frame asks of a table of a run."""
+    with reading(path):
+        return frame.collect()
+
+
+def open_dataset(files: Sequence[Path]) -> ds.Dataset:
+    """Return Parquet files as one Arrow dataset."""
+    # For the start-up time of jobs: it takes a third of a second (it brings pandas, where there is one).
+    import pyarrow.dataset as ds
+
+    there = as_remote(files[0])
+    if there is None:
+        return ds.dataset([str(file) for file in files], format="parquet")
+    keys = [there.fs._strip_protocol(str(file)) for file in files]
+    return ds.dataset(keys, format="parquet", filesystem=there.fs)
+
+
+def scan_parquet(files: Sequence[Path]) -> pl.LazyFrame:
+    """Return Parquet files as one lazy frame."""
+    if as_remote(files[0]) is None:
+        return pl.scan_parquet(list(files), glob=False)
+    # Through our own file system, which has the credentials and the retries.
+    return pl.scan_pyarrow_dataset(open_dataset(files))

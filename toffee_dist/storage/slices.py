@@ -1,0 +1,215 @@
+"""Solved slices on storage: A, R and, last, the report that says they are whole.
+
+    A-<name>.npy (n×r)   R-<name>.npy (r×r)   <name>.json
+    C-<name>.npy (r×r, R Aᴴ V)   and of a zero slice its singular vectors U, S, V
+
+    source-<name>.npy, target-<name>.npy (n×r)   vectors that a model gives as they are, instead of all that;
+                                                 with the weights (r) of its own score, and a report
+
+A name is the frequency, ``reduced`` for the zero slice of the tensor weighted in time, ``held`` for that of
+the tensor without its last steps, or ``model`` for the vectors of another model. Readers take ranges of rows
+with one seek.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
+
+from toffee_dist.errors import UnfinishedError
+from toffee_dist.kernels.gauge import canonical_vectors
+from toffee_dist.kernels.solvers.base import SliceFactors, SliceReport, Tall, times
+from toffee_dist.storage.files import FileSeal, is_whole, read_array, read_text, replacing, save_array
+from toffee_dist.storage.paths import to_path
+
+REDUCED = "reduced"
+MODEL = "model"
+HELD = "held"
+
+Role = Literal["source", "target"]
+
+_REPORT = TypeAdapter(SliceReport)
+
+
+def slice_name(k: int) -> str:
+    """Return the name of a frequency's slice; names sort by frequency."""
+    return f"{k:07d}"
+
+
+def array_path(folder: Path, array: str, name: str) -> Path:
+    """Return where an array of a slice is."""
+    return folder / f"{array}-{name}.npy"
+
+
+def write_slice(
+    folder: Path, name: str, factors: SliceFactors, more: Mapping[str, NDArray[Any]] | None = None
+) -> None:
+    """Write A, R and what else belongs to a slice; the report comes last, with the seals of all files."""
+    arrays = {"A": factors.A, "R": factors.R, **(more or {})}
+    write_sealed(folder, name, {"report": asdict(factors.report)}, _write_arrays(folder, name, arrays))
+
+
+def extend_slice(folder: Path, name: str, more: Mapping[str, NDArray[Any]]) -> None:
+    """Add arrays to a slice that is there."""
+    report, seals = _read_record(folder, name)
+    write_sealed(folder, name, {"report": report}, seals | _write_arrays(folder, name, more))
+
+
+def _write_arrays(folder: Path, name: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, FileSeal]:
+    # The seal tells whether a file is whole, so it need not be on the disk before the run goes on.
+    return {
+        key: save_array(array_path(folder, key, name), array, durable=False) for key, array in arrays.items()
+    }
+
+
+def write_sealed(folder: Path, name: str, record: Mapping[str, Any], seals: Mapping[str, FileSeal]) -> None:
+    """Write what is known of a result, with the seals of its arrays: it is finished when they are whole."""
+    sizes = {key: seal.bytes for key, seal in seals.items()}
+    checksums = {key: seal.crc32 for key, seal in seals.items()}
+    with replacing(folder / f"{name}.json", durable=False) as temporary:
+        temporary.write_text(json.dumps({**record, "sizes": sizes, "crc32": checksums}))
+
+
+def is_finished(folder: Path, name: str, arrays: Iterable[str] = "AR") -> bool:
+    """Whether a slice is there with these arrays, and every file of it is whole: its checksum says so."""
+    try:
+        _, seals = _read_record(folder, name)
+    except UnfinishedError:
+        return False
+    return set(arrays) <= set(seals) and all(
+        is_whole(array_path(folder, key, name), seal) for key, seal in seals.items()
+    )
+
+
+def read_report(folder: Path, name: str) -> SliceReport:
+    """Return how the slice was solved."""
+    report, _ = _read_record(folder, name)
+    try:
+        return _REPORT.validate_python(report)
+    except ValidationError as error:
+        raise _unreadable(folder / f"{name}.json", error) from None
+
+
+def _read_record(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, FileSeal]]:
+    """Return the report of a slice and the seals of its files."""
+    path = folder / f"{name}.json"
+    try:
+        found = json.loads(read_text(path))
+        report, sizes, checksums = found["report"], found["sizes"], found["crc32"]
+        if not isinstance(report, dict):
+            raise ValueError("not a record of a slice")
+        seals = {key: FileSeal(int(sizes[key]), int(checksums[key])) for key in sizes}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _unreadable(path, error) from None
+    return report, seals
+
+
+def read_reports(folder: Path, names: Iterable[str]) -> list[SliceReport]:
+    """Return the reports of some slices."""
+    return [read_report(folder, name) for name in names]
+
+
+def read_slice(folder: Path, name: str) -> SliceFactors:
+    """Return a whole slice."""
+    A = load_rows(array_path(folder, "A", name))
+    R = load_rows(array_path(folder, "R", name))
+    return SliceFactors(A, R, read_report(folder, name))
+
+
+def load_rows(path: Path, start: int = 0, stop: int | None = None) -> NDArray[Any]:
+    """Return rows [start, stop) of an array on storage, reading nothing else.
+
+    Raises
+    ------
+    UnfinishedError
+        Where the file is missing or shorter than its header says; `toffee resume` makes it again.
+    """
+    try:
+        return read_array(path, start, stop)
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> UnfinishedError:
+    return UnfinishedError(
+        f"cannot read {path.name}",
+        got=f"{type(error).__name__}: {str(error)[:300]}",
+        remedy="toffee resume makes it again.",
+    )
+
+
+@dataclass(frozen=True)
+class ZeroSlice:
+    """Where one vector per node comes from.
+
+    Parameters
+    ----------
+    name
+        Of a slice on storage.
+    form
+        ``canonical``: U·S^{2/3} (sources) and V·S^{2/3} (targets); ``none``: the paper's A_0·R_0;
+        ``given``: vectors as a model gave them, without a slice that was fitted.
+    """
+
+    name: str
+    form: Literal["canonical", "none", "given"]
+
+    @property
+    def fitted(self) -> bool:
+        """Whether there is a fit M = A R Aᵀ of the slice, of which residuals are known."""
+        return self.form != "given"
+
+    def read_vectors(self, folder: Path, role: Role, start: int = 0, stop: int | None = None) -> Tall:
+        """Return the vectors of the nodes [start, stop) in a role."""
+        if self.form == "given":
+            return load_rows(array_path(folder, role, self.name), start, stop)
+        if self.form == "none":
+            A = load_rows(array_path(folder, "A", self.name), start, stop)
+            return times(A, load_rows(array_path(folder, "R", self.name)))
+        vectors = load_rows(array_path(folder, "U" if role == "source" else "V", self.name), start, stop)
+        return canonical_vectors(vectors, load_rows(array_path(folder, "S", self.name)))
+
+
+@dataclass(frozen=True)
+class Starts:
+    """The A that slices start from: those of an earlier run.
+
+    Parameters
+    ----------
+    folder
+        Where they are; empty: there are none.
+    kept
+        File that tells which rows of them are still there; empty: all.
+    name
+        Slice to start from; empty: the one of the same name.
+    """
+
+    folder: str = ""
+    kept: str = ""
+    name: str = ""
+
+    def read(self, name: str, n_nodes: int, rank: int) -> Tall | None:
+        """Return the A of a slice, new nodes as zeros; None where there is none that fits.
+
+        Storage that fails raises: a start from scratch would give other bytes than the next attempt.
+        """
+        if not self.folder:
+            return None
+        try:
+            A = read_array(array_path(to_path(self.folder), "A", self.name or name))
+            A = A[read_array(to_path(self.kept))] if self.kept else A
+        except (FileNotFoundError, ValueError):
+            return None
+        if A.ndim != 2 or A.shape[1] != rank or len(A) > n_nodes or not np.isfinite(A).all():
+            return None
+        return np.pad(A, [(0, n_nodes - len(A)), (0, 0)])
+
+
+NO_STARTS = Starts()

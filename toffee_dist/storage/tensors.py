@@ -1,0 +1,182 @@
+"""The staged tensor: five .npy files and a small header, written in blocks and opened as memory maps.
+
+In a local folder the blocks are joined in place. On an object store they stay as they are: the header lists
+them, and every machine that opens the tensor joins them once, in a local copy (local_cache.py).
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from toffee_dist.errors import InputError
+from toffee_dist.storage.disk import disk
+from toffee_dist.storage.files import create_array, read_array, read_text, save_array, write_json
+from toffee_dist.storage.local_cache import cached_copy
+from toffee_dist.storage.paths import as_remote, to_path
+from toffee_dist.tensor import TemporalTensor, index_dtype
+
+ARRAYS = ("indptr", "indices", "tube_ptr", "steps", "values")
+HEADER = "header.json"
+FORMAT = 1
+# Blocks that are fetched at once: a request waits more than it works.
+FETCHES = 4
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large a tensor is."""
+
+    n_nodes: int
+    n_steps: int
+    n_pairs: int
+    n_entries: int
+
+
+@dataclass(frozen=True)
+class TensorBlock:
+    """One block of rows, and what comes before it."""
+
+    name: str
+    first_row: int
+    pairs_before: int
+    entries_before: int
+
+
+def block_path(folder: Path, name: str, array: str) -> Path:
+    """Return where one array of a block is."""
+    return folder / f"{name}.{array}.npy"
+
+
+@dataclass(frozen=True)
+class JoinTask:
+    """The copying of one block from a folder to its place in another."""
+
+    block: TensorBlock
+    source: str
+    target: str
+
+
+def make_arrays(folder: Path, sizes: Sizes) -> None:
+    """Make the files of a local tensor at their full size."""
+    n_nodes, n_steps, n_pairs, n_entries = astuple(sizes)
+    pattern, tube = index_dtype(n_nodes, n_pairs), index_dtype(n_steps, n_entries)
+    shapes: dict[str, tuple[type[Any], int]] = {
+        "indptr": (pattern, n_nodes + 1),
+        "indices": (pattern, n_pairs),
+        "tube_ptr": (tube, n_pairs + 1),
+        "steps": (tube, n_entries),
+        "values": (np.float64, n_entries),
+    }
+    for name, (dtype, length) in shapes.items():
+        # A new file is all zeros, and so is the first entry of both pointers.
+        create_array(folder / f"{name}.npy", dtype, (length,))
+
+
+def join_block(task: JoinTask) -> int:
+    """Copy one block to its place; blocks touch different bytes. Return the number of bytes."""
+    block = task.block
+    starts = {
+        "indptr": (block.first_row + 1, block.pairs_before),
+        "indices": (block.pairs_before, 0),
+        "tube_ptr": (block.pairs_before + 1, block.entries_before),
+        "steps": (block.entries_before, 0),
+        "values": (block.entries_before, 0),
+    }
+    written = 0
+    for name, (start, shift) in starts.items():
+        array = read_array(block_path(to_path(task.source), block.name, name))
+        if not len(array):
+            continue
+        place_of = np.load(Path(task.target) / f"{name}.npy", mmap_mode="r+", allow_pickle=False)
+        piece = place_of[start : start + len(array)]
+        # Blocks may be narrower or wider than the whole; the counts of the whole decide. One pass: a task
+        # that runs twice at once, on a worker given up too early, writes the same bytes twice.
+        np.add(array, piece.dtype.type(shift), out=piece, casting="same_kind")
+        place_of.flush()
+        written += piece.nbytes
+    return written
+
+
+def write_header(folder: Path, sizes: Sizes, *, directed: bool, blocks: Sequence[TensorBlock] = ()) -> None:
+    """Write the header last: a folder with one is complete. `blocks` are those that were not joined."""
+    header: dict[str, Any] = {
+        "format": FORMAT,
+        "n_nodes": sizes.n_nodes,
+        "n_steps": sizes.n_steps,
+        "directed": directed,
+    }
+    if not blocks:
+        # The header says that the arrays are whole: they must survive what it survives.
+        for name in ARRAYS:
+            disk().sync(folder / f"{name}.npy")
+        disk().sync_folder(folder)
+    if blocks:
+        # The stamp names this content and no other, for those who keep a copy.
+        header |= {"n_pairs": sizes.n_pairs, "n_events": sizes.n_entries, "stamp": uuid.uuid4().hex}
+        header["blocks"] = [astuple(block) for block in blocks]
+    write_json(folder / HEADER, header)
+
+
+def stage_tensor(tensor: TemporalTensor, folder: Path) -> None:
+    """Write a tensor that is in memory."""
+    sizes = Sizes(tensor.n_nodes, tensor.n_steps, tensor.n_pairs, tensor.n_entries)
+    if as_remote(folder) is not None:
+        block = TensorBlock("block-000000", 0, 0, 0)
+        for name in ARRAYS:
+            array = getattr(tensor, name)[1 if name in ("indptr", "tube_ptr") else 0 :]
+            save_array(block_path(folder, block.name, name), array)
+        write_header(folder, sizes, directed=tensor.directed, blocks=[block])
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ARRAYS:
+        save_array(folder / f"{name}.npy", getattr(tensor, name), durable=False)
+    write_header(folder, sizes, directed=tensor.directed)
+
+
+def open_tensor(folder: Path | str) -> TemporalTensor:
+    """Open a staged tensor; its arrays are memory maps and take no private memory.
+
+    Raises
+    ------
+    InputError
+        Where the folder holds no complete tensor.
+    """
+    folder = to_path(folder)
+    try:
+        text = read_text(folder / HEADER)
+        header = json.loads(text)
+        if header["format"] != FORMAT:
+            raise ValueError(f"format {header['format']}")
+        if "blocks" not in header:
+            return _open(folder, header)
+        with cached_copy(f"{folder}\n{text}", lambda target: _join_all(folder, header, target)) as copy:
+            return _open(copy, header)
+    except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(
+            f"no staged tensor in {folder}",
+            got=f"{type(error).__name__}: {error}",
+            allowed=f"a folder with {HEADER} and {', '.join(ARRAYS)} as .npy",
+            remedy="Ingest the edges again.",
+        ) from None
+
+
+def _join_all(folder: Path, header: dict[str, Any], target: Path) -> None:
+    """Join the blocks of a tensor on a store in a local folder."""
+    make_arrays(target, Sizes(*(header[name] for name in ("n_nodes", "n_steps", "n_pairs", "n_events"))))
+    joins = [JoinTask(TensorBlock(*block), str(folder), str(target)) for block in header["blocks"]]
+    with ThreadPoolExecutor(FETCHES) as pool:
+        for _ in pool.map(join_block, joins):
+            pass
+
+
+def _open(folder: Path, header: dict[str, Any]) -> TemporalTensor:
+    arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ARRAYS}
+    return TemporalTensor(header["n_nodes"], header["n_steps"], header["directed"], **arrays)
