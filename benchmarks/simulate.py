@@ -53,8 +53,8 @@ WORKERS = 3
 DAY = 86_400
 
 
-class _WorkerDied(BaseException):
-    """Ends a task between two writes, as the end of its process would."""
+class _WorkerDied(SystemExit):
+    """Ends a task between two writes, as the end of its process would: no guard of a task catches it."""
 
 
 class _ClientKilled(BaseException):

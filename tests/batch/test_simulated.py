@@ -51,5 +51,5 @@ def test_what_differs_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         return real(tensor, missing, options, start)
 
     monkeypatch.setattr(solve, "solve_slices", only_missing)
-    wrong = [bench.run_seed(seed)[0] for seed in (11, 13, 38, 55)]
-    assert any(text.startswith("different: ") for text in wrong)
+    # About one seed in seven stops a batch where it matters.
+    assert any(bench.run_seed(seed)[0].startswith("different: ") for seed in range(60))

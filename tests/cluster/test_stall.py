@@ -37,7 +37,7 @@ def test_a_task_that_hangs(tmp_path: Path) -> None:
     ):
         code, _, err = finish(run)
     assert code == 5, err
-    assert "the job makes no progress: got no task that ended or began for 5 seconds" in err
+    assert "the job makes no progress: no task that ended or began for 5 seconds" in err
     assert "toffee resume" in err
 
     unfinished = find_unfinished(out)
