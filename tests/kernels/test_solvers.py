@@ -139,6 +139,7 @@ def test_closed_form_is_its_factors_objective_and_the_optimum(kind: str, n: int,
     explicit = naive.objective(matrix, exact.A, exact.R, reg, 2 * reg)
     assert exact.report.objective == pytest.approx(explicit, rel=1e-10)
     assert exact.report.bound == pytest.approx(exact.report.objective, rel=1e-8)
+    assert exact.report.bound is not None
     assert exact.report.bound <= exact.report.objective
     for seed in range(3):
         other = solve_slice(sp.csr_matrix(matrix), 0, options.changed(solver="als", seed=seed))
@@ -258,7 +259,7 @@ def test_zero_slices_and_spare_rank(solver: Any) -> None:
 
 
 def columns_of(basis: krylov.Basis) -> NDArray[Any]:
-    return basis.X.build(*basis.terms(np.eye(basis.columns))).tall
+    return np.asarray(basis.X.build(*basis.terms(np.eye(basis.columns))).tall)
 
 
 @pytest.mark.parametrize("n", [100, 300])
