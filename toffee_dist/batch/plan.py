@@ -278,7 +278,7 @@ def _item(settings: ModelSettings) -> int:
 
 
 def _square_bytes(settings: ModelSettings) -> int:
-    """Return what an r×r array of double precision takes; of a rank above the number of nodes, more than n×r."""
+    """Return what r×r numbers in double take: with a rank above the number of nodes, more than n×r."""
     return 8 * settings.rank**2
 
 
