@@ -66,8 +66,10 @@ class BasisFactors:
     C: Small
 
 
-def find_basis(X: TallSpace, A: Handle, G: Small, R: Small) -> BasisFactors:
+def find_basis(X: TallSpace, A: Handle, G: Small, R: Small, small: Small | None = None) -> BasisFactors:
     """Return the singular vectors of M_0 = A R Aᵀ, and C = R (Aᵀ V), the slice in that basis.
+
+    Where the A that is meant is A·small, G is AᵀA without it.
 
     A = Q T with T small (the eigenvectors of AᵀA, twice: once leaves the rounding of a badly scaled A);
     T R Tᵀ = P S Wᵀ (small);  U = QP, V = QW. The largest entry of every column of U is positive.
@@ -76,6 +78,8 @@ def find_basis(X: TallSpace, A: Handle, G: Small, R: Small) -> BasisFactors:
     Q, T = _orthonormal(X, A, G, eps)
     Q, T2 = _orthonormal(X, Q.tall, Q.own, eps)
     T = T2 @ T
+    if small is not None:
+        T = T @ small
     P, S, Wt = np.linalg.svd(T @ R @ T.T)
     W = Wt.T
     present = S > eps * X.n * S[0] if len(S) else S > 0

@@ -6,7 +6,9 @@ is cut; `slices.load_rows` reads any range of it as it would of one file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from toffee_dist.storage.files import FileSeal, read_array, read_json, save_array, write_json
+from toffee_dist.storage.files import (
+    FileSeal,
+    is_whole,
+    read_array,
+    read_json,
+    read_text,
+    replacing,
+    save_array,
+    write_json,
+)
 from toffee_dist.storage.paths import as_remote
 from toffee_dist.tensor import Ints
 
@@ -47,7 +58,7 @@ def read_bounds(folder: Path) -> tuple[int, ...]:
 
 def block_of(path: Path, index: int) -> Path:
     """Return where one block of the array `path` is."""
-    return path.with_name(f"{path.name.removesuffix('.npy')}.{index:05d}.npy")
+    return path.parent / f"{path.name.removesuffix('.npy')}.{index:05d}.npy"
 
 
 def map_array(path: Path) -> NDArray[Any]:
@@ -55,6 +66,38 @@ def map_array(path: Path) -> NDArray[Any]:
     if as_remote(path) is not None:
         return read_array(path)
     return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+
+
+def write_sealed_record(path: Path, data: Mapping[str, Any], seals: Mapping[str, FileSeal]) -> None:
+    """Write what is known of some files beside them, with their seals: it holds while they are whole."""
+    record = {"data": data, "seals": {name: list(seal) for name, seal in seals.items()}}
+    with replacing(path, durable=False) as temporary:
+        temporary.write_text(json.dumps(record))
+
+
+def read_sealed_record(path: Path) -> dict[str, Any] | None:
+    """Return what is known of some files; None where there is no such record, or a file is not whole."""
+    try:
+        record = json.loads(read_text(path))
+        seals = {name: FileSeal(*seal) for name, seal in record["seals"].items()}
+        whole = all(is_whole(path.parent / name, seal) for name, seal in seals.items())
+        return dict(record["data"]) if whole else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def pack_array(array: NDArray[Any]) -> dict[str, Any]:
+    """Return a small array as JSON can hold it, to the bit."""
+    data = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+    return {"type": array.dtype.str, "shape": list(array.shape), "data": data}
+
+
+def unpack_array(packed: Mapping[str, Any]) -> NDArray[Any]:
+    """Return the array that was packed."""
+    dtype = np.dtype(packed["type"])
+    if dtype.kind not in "fc":
+        raise ValueError(f"numbers of type {dtype}")
+    return np.frombuffer(base64.b64decode(packed["data"]), dtype).reshape(packed["shape"]).copy()
 
 
 class Rows(NamedTuple):

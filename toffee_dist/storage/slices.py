@@ -27,7 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 from toffee_dist.errors import InputError, UnfinishedError
 from toffee_dist.kernels.gauge import canonical_vectors
 from toffee_dist.kernels.solvers.base import SliceFactors, SliceReport, Tall, times
-from toffee_dist.storage.blocks import block_of, read_bounds
+from toffee_dist.storage.blocks import block_of, map_array, read_bounds
 from toffee_dist.storage.files import (
     FileSeal,
     count_rows,
@@ -100,6 +100,14 @@ def is_finished(folder: Path, name: str, arrays: Iterable[str] = "AR") -> bool:
     )
 
 
+def read_seals(folder: Path, name: str) -> dict[str, FileSeal]:
+    """Return the seals of a slice's files by array; none where there is no such slice."""
+    try:
+        return _read_record(folder, name)[1]
+    except UnfinishedError:
+        return {}
+
+
 def read_report(folder: Path, name: str) -> SliceReport:
     """Return how the slice was solved."""
     report, _ = _read_record(folder, name)
@@ -147,6 +155,14 @@ def load_rows(path: Path, start: int = 0, stop: int | None = None) -> NDArray[An
         return read_rows(path, start, stop)
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from None
+
+
+def map_block(path: Path, index: int) -> NDArray[Any]:
+    """Return one block of an array on storage: a memory map where storage is local."""
+    try:
+        return map_array(block_of(path, index))
+    except (OSError, ValueError) as error:
+        raise _unreadable(block_of(path, index), error) from None
 
 
 def read_rows(path: Path, start: int = 0, stop: int | None = None) -> NDArray[Any]:

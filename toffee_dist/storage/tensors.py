@@ -248,11 +248,12 @@ def read_cuts(folder: Path | str) -> list[tuple[int, int]]:
         return [(int(row), int(pairs)) for row, pairs in header["cuts"]]
 
 
-def read_directed(folder: Path | str) -> bool:
-    """Return whether a staged tensor is of a directed graph."""
+def read_kind(folder: Path | str) -> tuple[bool, int]:
+    """Return whether a staged tensor is of a directed graph, and how many steps it has."""
     folder = to_path(folder)
     with _reading(folder):
-        return bool(_read_header(folder)[1]["directed"])
+        _, header = _read_header(folder)
+        return bool(header["directed"]), int(header["n_steps"])
 
 
 def _read_header(folder: Path) -> tuple[str, dict[str, Any]]:

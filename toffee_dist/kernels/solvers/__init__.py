@@ -126,7 +126,7 @@ def zero_report(k: int, options: SolverSettings, seconds: float) -> SliceReport:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """Factors of a slice where its tall arrays are: the A asked for is A·small, with Gram matrix G."""
+    """Factors of a slice where its tall arrays are: the A asked for is A·small; G is AᴴA without it."""
 
     A: Handle
     small: Small
@@ -193,4 +193,4 @@ def fit_slice(X: Slice, size: float, k: int, options: SolverSettings, start: Han
         solver="warm" if warm else name,
         converged=solution.converged,
     )
-    return Fit(solution.A, small, small.T @ solution.G @ small, R, report)
+    return Fit(solution.A, small, solution.G, R, report)
