@@ -27,7 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 from toffee_dist.errors import InputError, UnfinishedError
 from toffee_dist.kernels.gauge import canonical_vectors
 from toffee_dist.kernels.solvers.base import SliceFactors, SliceReport, Tall, times
-from toffee_dist.storage.blocks import block_of, map_array, read_bounds
+from toffee_dist.storage.blocks import BOUNDS, block_of, map_array, read_bounds
 from toffee_dist.storage.files import (
     FileSeal,
     count_rows,
@@ -58,6 +58,13 @@ def array_path(folder: Path, array: str, name: str) -> Path:
     array, _, block = array.partition(".")
     path = folder / f"{array}-{name}.npy"
     return block_of(path, int(block)) if block else path
+
+
+def array_files(folder: Path, array: str, name: str) -> list[Path]:
+    """Return the files that an array of a slice is in: one, or its blocks with where they are cut."""
+    keys = [key for key in read_seals(folder, name) if key.partition(".")[0] == array]
+    files = [array_path(folder, key, name) for key in keys]
+    return [*files, folder / BOUNDS] if "." in keys[0] else files
 
 
 def write_slice(
