@@ -96,25 +96,9 @@ def addresses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_what_listens_is_opened_in_one_place() -> None:
     """Whoever opens a socket elsewhere must say here how it is guarded."""
-    opening = {
-        "LocalCluster",
-        "SSHCluster",
-        "SpecCluster",
-        "Scheduler",
-        "Worker",
-        "Nanny",
-        "Server",
-        "listen",
-    }
-    opening |= {
-        "HTTPServer",
-        "ThreadingHTTPServer",
-        "TCPServer",
-        "create_server",
-        "start_server",
-        "serve",
-        "bind",
-    }
+    clusters_of_dask = "LocalCluster SpecCluster SSHCluster Scheduler Nanny Server listen"
+    servers = "HTTPServer ThreadingHTTPServer TCPServer create_server start_server serve bind"
+    opening = set(f"{clusters_of_dask} {servers}".split())
     found = set()
     package = ROOT / "toffee_dist"
     for path in package.rglob("*.py"):
