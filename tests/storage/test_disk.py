@@ -53,6 +53,20 @@ def test_a_file_is_synced_before_its_name_and_its_folder_after(tmp_path: Path) -
     assert [change for change, _ in disk.log] == ["replace"]
 
 
+def test_a_sync_reaches_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything else about syncs is tested by what the disk is asked to do; here, that it does it."""
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.readlink(f"/proc/self/fd/{handle}")))
+    file = tmp_path / "file"
+    Disk().create(file, b"one")
+    assert synced == []
+    Disk().sync(file)
+    Disk().sync_folder(tmp_path)
+    Disk().append(file, b"two")
+    assert synced == [str(file), str(tmp_path), str(file)]
+    assert file.read_bytes() == b"onetwo"
+
+
 @pytest.mark.job
 def test_everything_published_is_synced_then_the_manifest_then_the_pointer(
     edges: Path, tmp_path: Path
