@@ -326,7 +326,7 @@ def _solve_stages(
             "solve zero",
             "the sum over time is one frequency; its singular vectors are the common basis",
             tasks=alone,
-            task_bytes=_solve_bytes(shape, settings, real=True, batch=1) + weighted,
+            task_bytes=solve_bytes(shape, settings, real=True, batch=1) + weighted,
             seconds=alone * seconds,
             disk=alone * (3 * tall + 2 * square),
         )
@@ -358,7 +358,7 @@ def _solve_stages(
                 "solve",
                 f"the other frequencies ({most}), independent of each other",
                 tasks=len(batches),
-                task_bytes=_solve_bytes(shape, settings, real=False, batch=len(batches[0])),
+                task_bytes=solve_bytes(shape, settings, real=False, batch=len(batches[0])),
                 seconds=(n_freqs - 1) * seconds,
                 disk=(n_freqs - 1) * (2 * tall + 4 * square),
             )
@@ -410,7 +410,7 @@ def compare_stage(shape: Shape, settings: ModelSettings) -> Stage:
     )
 
 
-def _solve_bytes(shape: Shape, settings: ModelSettings, *, real: bool, batch: int) -> int:
+def solve_bytes(shape: Shape, settings: ModelSettings, *, real: bool, batch: int) -> int:
     """Return what a task holds that solves `batch` slices, one after the other."""
     n, rank, pairs = shape.n_nodes, min(settings.rank, shape.n_nodes), shape.n_pairs
     item = _item(settings) * (1 if real else 2)
