@@ -168,6 +168,9 @@ class Killing:
                     stop(run)
         code, text = self._finish(run)
         first, resumed = code, 0
+        if code in (1, 2, 3):
+            self.say(f"{mode}, {who} killed: exit {code}, {text.strip()[-300:]}")
+            return False, False
         while code and resumed < RESUMES:
             resumed += 1
             code, text = self._go_on(out)
