@@ -33,8 +33,12 @@ from toffee_dist.tensor import Floats, Ints, TemporalTensor
 
 # Numbers of rows×steps that are transformed at once.
 BLOCK_NUMBERS = 1 << 22
-# From this share of active (node, step) on, a dense product is quicker than a sparse one.
-DENSE_SHARE = 0.12
+# Nanoseconds per direction: of an FFT per number and log2 of its length, and of two active steps of one row;
+# measured on email and fb-forum by days and mathoverflow by weeks: .22 to .25, and 2.5 to 3.1.
+FFT_COST, LAG_COST = 0.23, 2.8
+# From this share of active (node, step) on, a dense product is quicker than a sparse one: dense / sparse took
+# .21 / .29 s at .16 (email), .012 / .008 s at .12 (fb-forum), 2.3 / 1.1 s at .02 (mathoverflow; rank 16).
+DENSE_SHARE = 0.14
 # The causal gains are learnt again when the past has grown by this share. They then never change.
 EPOCH_GROWTH = 1.25
 
@@ -89,14 +93,18 @@ def project_rows(block: TemporalTensor, V: Tall) -> ActiveRows:
     pair = block.entry_pairs
     key = block.sources[pair].astype(np.int64) * block.n_steps + block.steps
     active, row = np.unique(key, return_inverse=True)
-    values = np.asarray(block.values, dtype=V.dtype)
+    values = np.asarray(block.values, dtype=np.float64)
     order = np.argsort(row, kind="stable")
     starts = np.searchsorted(row[order], np.arange(len(active) + 1))
     columns = np.asarray(block.indices)[pair[order]]
-    entries = sp.csr_matrix((values[order], columns, starts), shape=(len(active), len(V)), copy=False)
-    squares = sp.csr_matrix((np.square(values[order]), columns, starts), shape=entries.shape, copy=False)
+    shape = (len(active), len(V))
+    entries = sp.csr_matrix((values[order].astype(V.dtype), columns, starts), shape=shape, copy=False)
+    y = np.asarray(entries @ V)
+    # Squares of what single precision holds need double.
+    squares = sp.csr_matrix((np.square(values[order]), columns, starts), shape=shape, copy=False)
+    noise = np.asarray(squares @ np.square(V, dtype=np.float64))
     node, step = np.divmod(active, block.n_steps)
-    return ActiveRows(block.n_nodes, block.n_steps, node, step, entries @ V, squares @ np.square(V))
+    return ActiveRows(block.n_nodes, block.n_steps, node, step, y, noise)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,20 +130,76 @@ def padded_length(n_steps: int) -> int:
 
 
 def block_energies(rows: ActiveRows) -> Energies:
-    """Return the energies of a block: E_kl = Σ_i |rfft(y_il − mean)|², N_l."""
+    """Return the energies of a block: E_kl = Σ_i |rfft(y_il − mean)|², N_l.
+
+    By an FFT of every row, or, where rows have few active steps, from the products of two of them: energies
+    are the transform of the autocorrelation.
+    """
+    noise = rows.noise.sum(axis=0, dtype=np.float64)
+    counts = np.bincount(rows.node, minlength=1).astype(np.float64)
     length = padded_length(rows.n_steps)
+    fft = FFT_COST * np.count_nonzero(counts) * length * np.log2(max(length, 2))
+    if LAG_COST * float((counts * (counts - 1)).sum()) / 2 <= fft:
+        return Energies(_lag_energies(rows, length), noise)
+    return Energies(_fft_energies(rows, length), noise)
+
+
+def _lag_energies(rows: ActiveRows, length: int) -> Floats:
+    T = rows.n_steps
+    lags = np.zeros((T, rows.rank))
+    size = max(1, BLOCK_NUMBERS // max(rows.rank, 1))
+    lags[0] = np.square(rows.values, dtype=np.float64).sum(axis=0)
+    first, apart = np.arange(len(rows.node)), 1
+    while len(first):
+        first = first[first + apart < len(rows.node)]
+        first = first[rows.node[first + apart] == rows.node[first]]
+        for start in range(0, len(first), size):
+            one = first[start : start + size]
+            two = one + apart
+            products = rows.values[one].astype(np.float64) * rows.values[two]
+            lags += _sum_by(rows.step[two] - rows.step[one], products, T)
+        apart += 1
+    # Of deviations from the mean m_i: y y' becomes y y' − m_i (y + y') + m_i², over T − lag pairs of steps.
+    starts = np.searchsorted(rows.node, np.arange(rows.n_nodes + 1))
+    ones = np.ones(len(rows.node))
+    by_node = sp.csr_matrix((ones, np.arange(len(ones)), starts), shape=(rows.n_nodes, len(ones)))
+    means = np.asarray(by_node @ rows.values, dtype=np.float64) / T
+    cross = np.zeros((T + 1, rows.rank))
+    np.cumsum(_sum_by(rows.step, means[rows.node] * rows.values, T), axis=0, out=cross[1:])
+    lag = np.arange(T)
+    lags -= cross[T - lag] + cross[T] - cross[lag]
+    lags += (T - lag)[:, None] * (cross[T] / T)
+    circular = np.zeros((length, rows.rank))
+    circular[:T] = lags
+    circular[length - T + 1 :] += lags[:0:-1]
+    return np.maximum(scipy.fft.rfft(circular, axis=0).real, 0.0)
+
+
+def _sum_by(key: Ints, values: NDArray[Any], count: int) -> Floats:
+    """Return the sums of the rows of each key, (count, columns)."""
+    order = np.arange(len(key))
+    ones = np.ones(len(key))
+    return np.asarray(
+        sp.csr_matrix((ones, (key, order)), shape=(count, len(key))) @ values.astype(np.float64)
+    )
+
+
+def _fft_energies(rows: ActiveRows, length: int) -> Floats:
     signal = np.zeros((length // 2 + 1, rows.rank))
     size = max(1, BLOCK_NUMBERS // length)
     # Of nodes without entries nothing comes.
     present = np.unique(rows.node)
+    # Energies are squares: in single precision they are taken of numbers up to 1.
+    scale = float(np.abs(rows.values).max(initial=0.0)) or 1.0
     for c in range(rows.rank):
         y = rows.direction(c)
         for start in range(0, len(present), size):
             part = y[present[start : start + size]].toarray()
+            part /= scale
             part -= part.mean(axis=1, keepdims=True)
             hat = scipy.fft.rfft(part, length, axis=1)
             signal[:, c] += (np.square(hat.real) + np.square(hat.imag)).sum(axis=0, dtype=np.float64)
-    return Energies(signal, rows.noise.sum(axis=0, dtype=np.float64))
+    return signal * scale**2
 
 
 def gains(energies: Energies, strength: float = 1.0) -> Floats:
@@ -287,3 +351,40 @@ def noise_levels(rows: ActiveRows, kernel: TimeKernel, steps: Ints) -> NDArray[n
     own = np.zeros((rows.n_nodes, rows.rank))
     np.add.at(own, rows.node, rows.noise)
     return np.sqrt(own / max(rows.n_steps, 1) @ kernel.spread(steps).T).astype(np.float32)
+
+
+def find_pairs(tensor: TemporalTensor, i: Ints, j: Ints) -> NDArray[np.int64]:
+    """Return the number of each pair in the order of the pattern; −1 where it never occurs."""
+    known = tensor.sources.astype(np.int64) * tensor.n_nodes + tensor.indices
+    asked = np.asarray(i, dtype=np.int64) * tensor.n_nodes + np.asarray(j, dtype=np.int64)
+    if not len(known):
+        return np.full(len(asked), -1)
+    at = np.minimum(np.searchsorted(known, asked), len(known) - 1)
+    return np.where(known[at] == asked, at, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class PairFilter:
+    """A known pair's own rate in time: its tube, filtered with the gain pooled over all pairs.
+
+    g_k = max(0, 1 − β·Σ w² / Σ_pairs |x_k|²): both this and the low rank estimate the entry of a pair.
+    """
+
+    tensor: TemporalTensor
+    kernel: TimeKernel
+
+    @classmethod
+    def learn(cls, tensor: TemporalTensor, *, causal: bool = False, strength: float = 1.0) -> PairFilter:
+        """Learn the kernel of the pairs."""
+        values = np.asarray(tensor.values, dtype=np.float64)[:, None]
+        sizes = (tensor.n_pairs, tensor.n_steps, tensor.entry_pairs, np.asarray(tensor.steps))
+        rows = ActiveRows(*sizes, values, np.square(values))
+        return cls(tensor, learn_kernel([rows], tensor.n_steps, causal=causal, strength=strength))
+
+    def at(self, step: int, i: Ints, j: Ints) -> Floats:
+        """Return the filtered entries of pairs at a step; 0 for pairs that never occur."""
+        found, asked = np.zeros(len(i)), find_pairs(self.tensor, i, j)
+        known = asked >= 0
+        H = self.kernel.matrix(0, np.array([step]))[0]
+        found[known] = self.tensor.tubes[asked[known]] @ H
+        return found

@@ -22,6 +22,7 @@ from toffee_dist.models.controls import degree, memory
 from toffee_dist.models.in_time import (
     fit_als,
     fit_filter,
+    fit_filter_pairs,
     fit_ipp,
     fit_snapshot,
     fit_static,
@@ -52,6 +53,8 @@ __all__ = [
 
 # Steps of IPP's kernel, from hardly any smoothing to a tenth of a year of days.
 BANDWIDTHS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+# From a plain product to a cosine.
+POWERS = (0.0, 0.5, 0.75, 1.0)
 
 MODELS = {
     model.name: model
@@ -62,6 +65,7 @@ MODELS = {
             fit_toffee,
             from_zero_slice=True,
             fit_in_time=fit_filter,
+            powers=POWERS,
         ),
         Model("toffee-", "the same without regularisation (λ = 0)", fit_toffee_minus, from_zero_slice=True),
         Model("tsvd", "U·S of the zero frequency", fit_tsvd, costs=tsvd_costs),
@@ -70,12 +74,24 @@ MODELS = {
         Model("degree", "control: the product of the degrees", score=degree),
         Model("pair-count", "control: how often this pair was seen", score=pair_count),
         Model(
+            "toffee-pairs",
+            "in time: toffee, and what known pairs tell",
+            fit_in_time=fit_filter_pairs,
+            powers=POWERS,
+        ),
+        Model(
             "toffee-als", "in time: ALS of the frequencies that stand out of the noise", fit_in_time=fit_als
         ),
-        Model("uase", "in time: unfolded SVD, of all steps at once", fit_in_time=fit_uase),
-        Model("ipp", "in time: intensity profile projection", fit_in_time=fit_ipp, smoothing=BANDWIDTHS),
+        Model("uase", "in time: unfolded SVD, of all steps at once", fit_in_time=fit_uase, powers=POWERS),
+        Model(
+            "ipp",
+            "in time: intensity profile projection",
+            fit_in_time=fit_ipp,
+            smoothing=BANDWIDTHS,
+            powers=POWERS,
+        ),
         Model("snapshot", "in time: SVD of each step alone", fit_in_time=fit_snapshot),
-        Model("static", "in time: the sum, the same at every step", fit_in_time=fit_static),
+        Model("static", "in time: the sum, the same at every step", fit_in_time=fit_static, powers=POWERS),
     )
 }
 

@@ -338,6 +338,9 @@ class Model:
         Fits a vector per node and step, in memory: for questions about a step (`evaluation.in_time`).
     smoothing
         Values of the one knob of `fit_in_time`, to choose from on a validation part; empty: it has none.
+    powers
+        Of the activity by which its scores in time may be divided (`in_time.Projected`), to choose from
+        likewise; empty: its scores are what they are.
     """
 
     name: str
@@ -348,6 +351,7 @@ class Model:
     costs: Costs | None = None
     fit_in_time: FitInTime | None = None
     smoothing: tuple[float, ...] = ()
+    powers: tuple[float, ...] = ()
 
     @property
     def outputs(self) -> tuple[Output, ...]:
