@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from toffee_dist.batch.trajectory import ENTRY_BYTES, dense_bytes
+from toffee_dist.batch.trajectory_cost import count_dense, describe_ways, filter_costs
 from toffee_dist.batch.write_outputs import OutputFolder
 from toffee_dist.errors import TooLargeError
 from toffee_dist.kernels.spectrum import BLOCK_BYTES, count_freqs
@@ -101,6 +103,7 @@ class Plan:
     outputs: tuple[str, ...]
     n_freqs: int
     stages: tuple[Stage, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def task_bytes(self) -> int:
@@ -197,7 +200,8 @@ def make_plan(
         in_trajectory = chosen
     # Another model solves no frequency: it has stages of its own.
     n_freqs = 1 if find_model(settings.model).from_zero_slice else 0
-    if "trajectory" in settings.outputs:
+    moves = "trajectory" in settings.outputs
+    if moves and not settings.filtered:
         n_freqs = in_trajectory
     if "factors" in settings.outputs:
         n_freqs = all_freqs
@@ -215,10 +219,21 @@ def make_plan(
         *more,
         _table_stage(shape, settings, all_freqs),
     ]
+    notes: tuple[str, ...] = ()
+    if moves and settings.filtered:
+        sizes = Sizes(shape.n_nodes, shape.n_steps, shape.n_pairs, shape.n_entries)
+        costs = filter_costs(sizes, settings, limits)
+        stages += [Stage(*cost) for cost in costs]
+        als = (in_trajectory - 1) * slice_seconds(shape, settings.rank)
+        notes = (describe_ways(sizes, settings, costs, als),)
     for output in wanted_parts(settings, shape.directed):
         used = all_freqs if output.startswith("factors") else in_trajectory
+        if output == "trajectory" and settings.filtered:
+            used = 0
+            if not count_dense(settings, shape.n_nodes, shape.n_steps):
+                continue
         stages.append(_part_stage(shape, settings, output, used, limits))
-    return Plan(shape, settings.rank, settings.outputs, n_freqs, tuple(stages))
+    return Plan(shape, settings.rank, settings.outputs, n_freqs, tuple(stages), notes)
 
 
 def wanted_parts(settings: ModelSettings, directed: bool) -> list[OutputFolder]:
@@ -291,6 +306,10 @@ def _row_bytes(shape: Shape, settings: ModelSettings, output: OutputFolder, n_fr
         return 2 * 8 * count_freqs(T) + 64
     if output == "factors/A_freq":
         return n_freqs * (rank * 2 * item * 4 + 64)
+    if output == "trajectory" and settings.filtered:
+        # Vectors, a turned copy, and the page that Parquet is writing; the node's entries.
+        each, steps = 1 + shape.n_entries // max(shape.n_nodes, 1), count_dense(settings, shape.n_nodes, T)
+        return rank * (12 * max(1, steps) + ENTRY_BYTES * each) + 48 * T
     # The slices' rows; their inverse transform (which fills in the other frequencies where many are
     # used); its turn; the page that Parquet is writing.
     filled = count_freqs(T) if n_freqs > 4 * math.log2(max(T, 2)) else 0
@@ -452,6 +471,8 @@ def _disk_bytes(shape: Shape, settings: ModelSettings, output: OutputFolder, n_f
         return 8 * count_freqs(shape.n_steps) + 16
     if output == "factors/A_freq":
         return 2 * _item(settings) * settings.rank * n_freqs + 16
+    if output == "trajectory" and settings.filtered:
+        return dense_bytes(1, count_dense(settings, shape.n_nodes, shape.n_steps), settings.rank)
     if output in ("trajectory", "factors/A_time"):
         return 4 * settings.rank * shape.n_steps + 16
     return 4 * settings.rank + 16
@@ -488,6 +509,8 @@ def describe_plan(plan: Plan) -> str:
             f"{stage.name:<16} {stage.tasks:>7,} {show_bytes(stage.task_bytes):>14} {stage.seconds:>9,.1f} "
             f"{show_bytes(stage.disk):>10}  {stage.why}"
         )
+    if plan.notes:
+        lines += ["", *plan.notes]
     need = ", ".join(f"{show_bytes(plan.worker_bytes(threads))} with {threads}" for threads in (1, 2, 4))
     lines += [
         "",
