@@ -188,8 +188,16 @@ def grow(work: Path, sizes: list[float], rank: int, memory: str) -> dict[str, An
         edges = write_stream(work / f"edges-{millions:g}", nodes=nodes, events=events, days=90)
         options = ("--mode", "processes", "--workers", "2", "--memory", memory)
         plan_text, _, _ = watch(
-            [sys.executable, "-m", "toffee_dist.cli", "plan", str(edges), "--rank", str(rank), "--json"]
-            + list(options)
+            [
+                sys.executable,
+                "-m",
+                "toffee_dist.cli",
+                "plan",
+                str(edges),
+                f"--rank={rank}",
+                "--json",
+                *options,
+            ]
         )
         plan = json.loads(plan_text)
         done, seconds, _ = embed(edges, work / f"out-{millions:g}", rank, *options)

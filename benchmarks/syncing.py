@@ -6,8 +6,8 @@ The job is that of `scaling.py --large`: a million nodes, ten million events, ra
 run in turns, each in a process of its own, on a file system that is synced before each. Without syncs the
 read-back before publishing comes from the system's cache: its cost is part of the difference. The last line
 is JSON: `cost` is how much longer a job takes than the one before it (the median of such pairs). On a machine
-with other work that is noisy still, so `share` says what can be told apart: the time in which tasks wait for syncs, and what the read-back
-takes longer, as a part of the job.
+with other work that is noisy still, so `share` says what can be told apart: the time in which tasks wait for
+syncs, and what the read-back takes longer, as a part of the job.
 """
 
 from __future__ import annotations
