@@ -14,7 +14,8 @@ from tests.harness.clusters import digests, job, write_edges
 from tests.harness.refreshes import night, write_days
 from toffee_dist import Run, Toffee, load_run
 from toffee_dist.batch.pipeline import resume_run, start_run
-from toffee_dist.batch.plan import Shape, describe_plan, make_plan
+from toffee_dist.batch.plan import Shape, make_plan
+from toffee_dist.batch.show_plan import describe_plan
 from toffee_dist.batch.trajectory import dense_steps
 from toffee_dist.errors import ConfigError, InputError
 from toffee_dist.limits import Limits
@@ -159,7 +160,7 @@ def test_the_plan_shows_both_ways_and_both_forms() -> None:
     (note,) = plan.notes
     assert "by als" in note
     assert "compact" in note
-    assert note in describe_plan(plan)
+    assert note in describe_plan(plan, 1, 1e9)
     stages = {stage.name: stage for stage in plan.stages}
     # 2.1 GB of Parquet are a surprise; the compact form is not.
     assert "trajectory" not in stages

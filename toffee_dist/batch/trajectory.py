@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from toffee_dist.kernels.energy_basis import energy_basis
 from toffee_dist.kernels.filter import (
@@ -42,10 +41,16 @@ from toffee_dist.storage.compact import (
     write_kernel,
 )
 from toffee_dist.storage.files import save_array
-from toffee_dist.storage.paths import as_remote
 from toffee_dist.storage.registry import read_ids
 from toffee_dist.storage.runs import RunFolder
-from toffee_dist.storage.slices import array_path, is_finished, load_rows, slice_name, write_sealed
+from toffee_dist.storage.slices import (
+    array_path,
+    is_finished,
+    load_rows,
+    open_array,
+    slice_name,
+    write_sealed,
+)
 from toffee_dist.storage.tensors import open_tensor
 
 # Name of the basis of all energy beside that of the sum.
@@ -136,7 +141,7 @@ def write_block(task: BlockTask) -> None:
         run.compact, task.index
     ):
         return
-    V = open_rows(basis_path(run, task.basis))
+    V = open_array(basis_path(run, task.basis))
     block = open_tensor(run.staged.tensor).take_rows(task.start, task.stop)
     write_entries(run.compact, task.index, block, np.asarray(V[task.start : task.stop], dtype=np.float32))
     found = epoch_energies(project_rows(block, V), task.causal)
@@ -153,11 +158,6 @@ def write_block(task: BlockTask) -> None:
         for name, array in (("signal", signal), ("noise", noise), ("activity", activity))
     }
     write_sealed(run.slices, task.name, {"report": {}}, seals)
-
-
-def open_rows(path: Path) -> NDArray[Any]:
-    """Return an array of rows: a memory map where storage is local."""
-    return np.load(path, mmap_mode="r", allow_pickle=False) if as_remote(path) is None else load_rows(path)
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ class ActiveRows:
         )
 
 
-def project_rows(block: TemporalTensor, V: Tall) -> ActiveRows:
+def project_rows(block: TemporalTensor, V: Any) -> ActiveRows:
     """Multiply the entries of a block of nodes by the basis.
 
     Parameters
@@ -100,7 +100,7 @@ def project_rows(block: TemporalTensor, V: Tall) -> ActiveRows:
     block
         The tensor of some sources (`TemporalTensor.take_rows`), or of all.
     V : (n, r)
-        The basis, of all nodes; may be a memory map, of which the rows of targets are read.
+        The basis, of all nodes, or what gives rows of it by their numbers: only the rows of targets are read.
     """
     pair = block.entry_pairs
     entries = NodeEntries(
