@@ -74,7 +74,8 @@ def test_agrees_with_the_library(edges: Path, tmp_path: Path, options: dict[str,
     run = load_run(tmp_path)
     config = run.manifest.config.to_json()
     model = Toffee(
-        **{name: config[name] for name in ("rank", "gauge", "reduce", "freqs", "precision", "seed")}
+        trajectory_by="als",
+        **{name: config[name] for name in ("rank", "gauge", "reduce", "freqs", "precision", "seed")},
     ).fit(open_tensor(outcome.run.staged.tensor))
     close: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
     np.testing.assert_allclose(run.embedding.numpy(), model.embedding_, **close)
