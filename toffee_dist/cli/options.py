@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # Groups of the help, in order. What no setting declares, and what is required, comes before them.
 FIRST = "Options"
-GROUPS = ("Input", "Time", "Model", "Evaluation", "Refresh", "Output", "Cluster")
+GROUPS = ("Input", "Time", "Model", "Other models", "Evaluation", "Refresh", "Output", "Cluster")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON line.")
 inputs_argument = click.argument("inputs", nargs=-1, metavar="INPUT...")
