@@ -30,7 +30,7 @@ TimeUnit = Literal["auto", "s", "ms", "us", "ns", "number"]
 SolverName = Literal["auto", "als", "closed_form", "compressed"]
 Precision = Literal["single", "double"]
 Gauge = Literal["canonical", "none"]
-ModelName = Literal["toffee", "toffee-", "tsvd", "rescal", "tne", "ctdne", "htne", "hnip"]
+ModelName = Literal["toffee", "toffee-", "toffee-paper", "tsvd", "rescal", "tne", "ctdne", "htne", "hnip"]
 HistoryKernel = Literal["decaying", "growing"]
 SnapshotLinks = Literal["cumulative", "own"]
 TneStep = Literal["search", "published"]
@@ -43,12 +43,25 @@ IdType = Literal["auto", "integer", "string"]
 MODEL_OUTPUTS: dict[str, tuple[Output, ...]] = {
     "toffee": ("embedding", "trajectory", "factors", "spectrum"),
     "toffee-": ("embedding", "trajectory", "factors", "spectrum"),
+    "toffee-paper": ("embedding", "spectrum"),
     "tsvd": ("embedding", "spectrum"),
     "rescal": ("embedding", "spectrum"),
     "tne": ("embedding", "spectrum"),
     "ctdne": ("embedding", "spectrum"),
     "htne": ("embedding", "spectrum"),
     "hnip": ("embedding", "spectrum"),
+}
+
+Preset = Literal["paper"]
+# What a preset stands for; what is given beside it counts more.
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {
+        "model": "toffee-paper",
+        "entry": "count",
+        "pair_weight": "raw",
+        "gauge": "none",
+        "solver": "als",
+    }
 }
 
 # More steps than this is a mistake in the unit or the step, not a time axis.
@@ -234,8 +247,9 @@ class Settings(BaseModel):
             self._fill(values)
 
     def _fill(self, values: Mapping[str, Any], file: str | None = None) -> None:
+        preset = PRESETS.get(str(values.get("preset")), {}) if "preset" in type(self).model_fields else {}
         try:
-            super().__init__(**values)
+            super().__init__(**{**preset, **values})
         except ValidationError as error:
             raise _explain(error.errors()[0], list(type(self).model_fields), file) from None
 
@@ -605,8 +619,8 @@ class ModelSettings(VectorSettings):
     )
     model: ModelName = Field(
         "toffee",
-        description="Which model: toffee; toffee- (the same with λ = 0); tsvd, rescal, tne, ctdne, htne and "
-        "hnip, which give an embedding only.",
+        description="Which model: toffee; toffee- (the same with λ = 0); toffee-paper (the paper to the "
+        "letter), tsvd, rescal, tne, ctdne, htne and hnip, which give an embedding only.",
         json_schema_extra=MODEL,
     )
     freqs: str = Field(
@@ -706,6 +720,11 @@ class JobConfig(EdgeSettings, ModelSettings, RuntimeSettings, OutSettings):
         "",
         description="Folder of the runs; its latest.json points to the published one.",
         json_schema_extra=shown("Output", "DIR"),
+    )
+    preset: Preset | None = Field(
+        None,
+        description="Start from other defaults; paper: toffee-paper on counts, raw pair totals and axes.",
+        json_schema_extra=MODEL,
     )
     keep_work: bool = Field(
         False,

@@ -6,6 +6,7 @@ import json
 import pickle
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,16 +25,24 @@ from toffee_dist.batch.plan import Shape, describe_plan, make_plan
 from toffee_dist.cluster.client import cluster
 from toffee_dist.cluster.mapping import runner
 from toffee_dist.errors import TooLargeError
+from toffee_dist.kernels.solvers import solve_slices
 from toffee_dist.models import MODELS, FitContext, find_model, fit, fit_staged, reductions
 from toffee_dist.models.rescal import RescalFit, iter_blocks, load_block, save_block, solve_rescal
-from toffee_dist.settings import MODEL_OUTPUTS, FitSettings, ModelName, ModelSettings, SolverSettings
+from toffee_dist.settings import (
+    MODEL_OUTPUTS,
+    FitSettings,
+    JobConfig,
+    ModelName,
+    ModelSettings,
+    SolverSettings,
+)
 from toffee_dist.storage.slices import MODEL, ZeroSlice
 from toffee_dist.storage.tensors import stage_tensor
 from toffee_dist.tasks import run_here
 
 VECTORS = [name for name, model in MODELS.items() if model.fit]
 
-NEIGHBOURHOODS = ["tne", "ctdne", "htne", "hnip"]
+NEIGHBOURHOODS = ["toffee-paper", "tne", "ctdne", "htne", "hnip"]
 
 
 def quick(model: str, **options: Any) -> FitSettings:
@@ -214,18 +223,19 @@ def test_what_a_fit_leaves(model: str, tmp_path: Path) -> None:
 def test_the_plan_knows_other_models(model: str) -> None:
     shape = Shape(10**6, 365, 10**7, 2 * 10**7, directed=True, rows=10**8, exact=True)
     plan = make_plan(shape, ModelSettings(model=model, rank=128))
-    stages = {stage.name: stage for stage in plan.stages if stage.name.startswith(model)}
+    own = model.removeprefix("toffee-")
+    stages = {stage.name: stage for stage in plan.stages if stage.name.startswith(own)}
     roles = 2 if MODELS[model].two_roles else 1
     assert "solve zero" not in {stage.name for stage in plan.stages}
-    assert f"\n{model}" in describe_plan(plan)
+    assert f"\n{own}" in describe_plan(plan)
     # At the least A or U and V once, and minutes.
     assert max(stage.task_bytes for stage in stages.values()) > roles * 4 * 10**6 * 128
     assert sum(stage.seconds for stage in stages.values()) > 100
     assert sum(stage.disk for stage in stages.values()) >= roles * 4 * 10**6 * 128
-    with pytest.raises(TooLargeError, match=model):
+    with pytest.raises(TooLargeError, match=own):
         plan.check_memory(2**31, 1, "a worker")
     spectrum = make_plan(shape, ModelSettings(model=model, outputs=("spectrum",)))
-    assert not [stage for stage in spectrum.stages if stage.name.startswith(model)]
+    assert not [stage for stage in spectrum.stages if stage.name.startswith(own)]
 
 
 @pytest.mark.slow
@@ -372,9 +382,12 @@ def test_reductions_by_share() -> None:
     [
         (
             lambda: find_model("gcn"),
-            "allowed: toffee, toffee-, tsvd, rescal, tne, ctdne, htne, hnip, memory, degree",
+            "allowed: toffee, toffee-, toffee-paper, tsvd, rescal, tne, ctdne, htne, hnip, memory, degree",
         ),
-        (lambda: fit("memory", random_tensor(0, 3, 1, 3)), "allowed: toffee, toffee-, tsvd, rescal"),
+        (
+            lambda: fit("memory", random_tensor(0, 3, 1, 3)),
+            "allowed: toffee, toffee-, toffee-paper, tsvd, rescal",
+        ),
         (
             lambda: fit("htne", random_tensor(0, 3, 1, 3), FitSettings(reduce="last:1")),
             "reduce of model htne",
@@ -393,3 +406,47 @@ def test_reductions_by_share() -> None:
 def test_errors_say_what_is_allowed(call: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         call()
+
+
+@given(events(), st.integers(1, 5))
+def test_the_paper_to_the_letter(graph: Events, rank: int) -> None:
+    """Eq. 5 by circular convolution of the inverse transforms, all in loops."""
+    tensor = graph.tensor(entry="count", pair_weight="raw")
+    options = FitSettings(rank=rank, precision="double", max_iter=5)
+    found = fit("toffee-paper", tensor, options)
+    solver = SolverSettings(rank=rank, precision="double", max_iter=5, solver="als")
+    slices = {f.k: f for f in solve_slices(tensor, range(tensor.n_steps // 2 + 1), solver)}
+    T = tensor.n_steps
+    A, R = np.zeros((tensor.n_nodes, rank, T)), np.zeros((rank, rank, T))
+    for t, k in product(range(T), range(T)):
+        factors = slices[min(k, T - k)]
+        wave = np.exp(2j * np.pi * k * t / T) / T
+        for out, hat in ((A, factors.A), (R, factors.R)):
+            out[:, :, t] += ((hat if k <= T // 2 else hat.conj()) * wave).real
+    expected = naive.tproduct(A, R).sum(axis=2)
+    np.testing.assert_allclose(found.source, expected, rtol=2e-6, atol=1e-6 * np.abs(expected).max(initial=1))
+    # A sum over time is the zero frequency (fact 1).
+    np.testing.assert_allclose(
+        expected, (slices[0].A @ slices[0].R).real, atol=1e-9 * (1 + np.abs(expected).max(initial=0))
+    )
+
+
+def test_the_estimator_of_the_paper_is_its_model() -> None:
+    tensor = random_tensor(7, 20, 6, 100, entry="count", pair_weight="raw")
+    found = fit("toffee-paper", tensor, FitSettings(rank=4))
+    np.testing.assert_allclose(Toffee.paper(4).fit(tensor).embedding_, found.source, atol=1e-4)
+
+
+def test_the_preset_of_the_paper() -> None:
+    config = JobConfig(preset="paper", rank=7)
+    assert (config.model, config.entry, config.pair_weight, config.gauge) == (
+        "toffee-paper",
+        "count",
+        "raw",
+        "none",
+    )
+    assert JobConfig(preset="paper", pair_weight="log").pair_weight == "log"
+    assert JobConfig().model == "toffee"
+    assert config.changed(rank=8).entry == "count"
+    with pytest.raises(ConfigError, match=r"preset.*paper"):
+        JobConfig(preset="thesis")
