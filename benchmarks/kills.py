@@ -28,7 +28,8 @@ import psutil
 from fixed_jobs import COMMAND, digest
 from graphs import DATA, SOURCES
 
-from toffee_dist.storage.runs import RunFolder, find_latest, list_runs
+from toffee_dist.errors import InputError
+from toffee_dist.storage.runs import RunFolder, find_latest, find_unfinished, list_runs
 
 OPTIONS = "--time-unit=s --step=7d --rank=8 --outputs=trajectory,factors --freqs=all --no-report --wait=30"
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -193,7 +194,12 @@ class Killing:
         return moment
 
     def _go_on(self, out: Path) -> tuple[int, str]:
-        """Resume a run; one that was killed before it said what it is of is started again."""
+        """Resume a run; one that was killed before it said what it is of is started again.
+
+        One that was killed when all was done, and only its process had not ended, needs nothing.
+        """
+        if find_latest(out) is not None and not _unfinished(out):
+            return 0, ""
         if any(run.begun or run.complete for run in list_runs(out)):
             return self._finish(start(*COMMAND, "resume", str(out), "--mode=threads", f"--workers={WORKERS}"))
         return self._finish(self._embed(out, "threads"))
@@ -204,6 +210,14 @@ def _wait_for_run(process: subprocess.Popen[str], out: Path) -> None:
     until = time.monotonic() + PATIENCE
     while not list_runs(out) and process.poll() is None and time.monotonic() < until:
         time.sleep(0.01)
+
+
+def _unfinished(out: Path) -> bool:
+    try:
+        find_unfinished(out)
+    except InputError:
+        return False
+    return True
 
 
 def _published(out: Path) -> RunFolder:

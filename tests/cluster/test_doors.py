@@ -83,13 +83,13 @@ def test_threads_listen_nowhere(demanded: bool) -> None:
 def addresses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Where the schedulers of all clusters listen that are opened."""
     found: list[str] = []
-    wait = runtime._wait_for_workers
+    wait = runtime._wait_for_local_workers
 
-    def seen(client: Any, *rest: Any) -> None:
-        found.append(client.scheduler.address)
-        wait(client, *rest)
+    def seen(scheduler: Any, *rest: Any) -> None:
+        found.append(scheduler.address)
+        wait(scheduler, *rest)
 
-    monkeypatch.setattr(runtime, "_wait_for_workers", seen)
+    monkeypatch.setattr(runtime, "_wait_for_local_workers", seen)
     return found
 
 

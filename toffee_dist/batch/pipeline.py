@@ -16,6 +16,7 @@ from typing import Any
 
 from toffee_dist.batch import node_stats, solve, tables, write_outputs
 from toffee_dist.batch import seal as sealing
+from toffee_dist.batch.blocks import find_bounds
 from toffee_dist.batch.chain import NO_CHAIN, Chain
 from toffee_dist.batch.job import Job, Outcome, free_bytes, open_job
 from toffee_dist.batch.plan import Shape, batch_freqs, iter_parts, make_plan, part_rows, wanted_parts
@@ -218,6 +219,7 @@ def settle(job: Job, chain: Chain) -> None:
     """Plan the rest, refuse what does not fit, and let ``auto`` take the mode that pays."""
     config, record = job.config, job.run.staged.read()
     job.shape, job.grid = Shape.of(record.summary, not config.undirected), record.grid
+    job.bounds = find_bounds(str(job.run.staged.tensor), job.limits)
     job.plan = make_plan(job.shape, config, limits=job.limits, more=chain.stages(job.shape))
     job.outcome = Outcome(job.run, job.plan)
     job.plan.check_disk(free_bytes(job.run.path))
@@ -254,18 +256,23 @@ def fit_zero(job: Job, starts: Starts) -> ZeroSlice | None:
         )
         for name, weights in slices
     ]
-    _solve(job, "solve zero", items)
+    job.solve("solve zero", items, basis=True)
     names = [name for name, _ in slices]
-    job.map("basis", solve.write_basis, [solve.BasisTask(str(run.slices), name) for name in names])
     job.slices += names
     return ZeroSlice(names[-1], config.gauge) if embeds else None
 
 
 def write_node_stats(job: Job, zero: ZeroSlice | None) -> None:
     """Leave degree, activity and residual of every node."""
-    weights = TimeWeights(job.config.reduce if zero is not None else "sum")
-    item = node_stats.NodeStatsTask(str(job.run.path), zero, weights, job.limits.table_pairs)
-    [figures] = job.map("nodes", node_stats.write_node_stats, [item])
+    run, shape = job.run, job.shape
+    figures = node_stats.read_record(run)
+    if figures is None:
+        weights = TimeWeights(job.config.reduce if zero is not None else "sum")
+        node_stats.prepare(run, job.bounds)
+        with job.stage("nodes") as run_tasks:
+            blocks = job.cut(run_tasks, "activity" if zero is None else zero.name, weights)
+            items = [node_stats.NodeStatsTask(str(run.path), zero, block, shape.directed) for block in blocks]
+            figures = node_stats.finish(run, zero, list(run_tasks(node_stats.write_node_stats, items)))
     job.outcome.figures |= figures
 
 
@@ -298,17 +305,8 @@ def solve_others(job: Job, chosen: tuple[int, ...], starts: Starts) -> None:
         for batch in batch_freqs(freqs, job.shape, job.config.rank, job.limits)
     ]
     if items:
-        _solve(job, "solve", items)
+        job.solve("solve", items)
     job.slices += [slice_name(k) for k in freqs]
-
-
-def _solve(job: Job, stage: str, items: list[solve.SolveTask]) -> None:
-    """Run tasks of the solver, and count the slices that were there already."""
-    wanted = sum(len(item.freqs) for item in items)
-    # Also those that seem to be there: whether a slice is whole, its task finds by the checksum.
-    solved = sum(job.map(stage, solve.solve_batch, items))
-    job.outcome.solved += solved
-    job.outcome.reused += wanted - solved
 
 
 def write_parts(job: Job, zero: ZeroSlice | None, chosen: tuple[int, ...], rotated: bool) -> list[CheckTask]:

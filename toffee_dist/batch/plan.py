@@ -213,6 +213,7 @@ def make_plan(
         *_fit_stages(shape, settings, n_freqs, all_freqs, limits),
         _node_stage(shape, settings),
         *more,
+        _table_stage(shape, settings, all_freqs),
     ]
     for output in wanted_parts(settings, shape.directed):
         used = all_freqs if output.startswith("factors") else in_trajectory
@@ -276,6 +277,11 @@ def _item(settings: ModelSettings) -> int:
     return 4 if settings.precision == "single" else 8
 
 
+def _square_bytes(settings: ModelSettings) -> int:
+    """Return what r×r numbers in double take: with a rank above the number of nodes, more than n×r."""
+    return 8 * settings.rank**2
+
+
 def _row_bytes(shape: Shape, settings: ModelSettings, output: OutputFolder, n_freqs: int) -> int:
     """Return what one node takes in a task that writes parts, its copies on the way included."""
     item, rank, T = _item(settings), settings.rank, shape.n_steps
@@ -313,19 +319,20 @@ def _solve_stages(
     alone = 1 if settings.reduce == "sum" or "embedding" not in settings.outputs else 2
     if set(settings.outputs) == {"spectrum"}:
         return []
-    tall = n * settings.rank * item
+    tall, square = n * settings.rank * item, _square_bytes(settings)
     weighted = 8 * shape.n_entries if alone == 2 else 0
     stages.append(
         Stage(
             "solve zero",
             "the sum over time is one frequency; its singular vectors are the common basis",
             tasks=alone,
-            task_bytes=_solve_bytes(shape, settings, real=True, batch=1) + weighted,
+            task_bytes=solve_bytes(shape, settings, real=True, batch=1) + weighted,
             seconds=alone * seconds,
-            disk=alone * 3 * tall,
+            disk=alone * (3 * tall + 2 * square),
         )
     )
-    stages.append(Stage("basis", "singular vectors", alone, 7 * tall, alone * tall / 1e8, 0))
+    # R, AᴴV and their product.
+    stages.append(Stage("basis", "singular vectors", alone, 7 * tall + 3 * square, alone * tall / 1e8, 0))
     if "trajectory" in settings.outputs:
         entries, pairs = shape.n_entries, shape.n_pairs
         stages.append(
@@ -351,9 +358,9 @@ def _solve_stages(
                 "solve",
                 f"the other frequencies ({most}), independent of each other",
                 tasks=len(batches),
-                task_bytes=_solve_bytes(shape, settings, real=False, batch=len(batches[0])),
+                task_bytes=solve_bytes(shape, settings, real=False, batch=len(batches[0])),
                 seconds=(n_freqs - 1) * seconds,
-                disk=(n_freqs - 1) * 2 * tall,
+                disk=(n_freqs - 1) * (2 * tall + 4 * square),
             )
         )
     return stages
@@ -373,6 +380,21 @@ def _node_stage(shape: Shape, settings: ModelSettings) -> Stage:
     )
 
 
+def _table_stage(shape: Shape, settings: ModelSettings, n_freqs: int) -> Stage:
+    """Return the stage of the small tables, with the cores R of all frequencies where they are asked for."""
+    # All of R in double, its two halves, and in time; the pages that Parquet is writing.
+    cores = (4 * n_freqs + 4 * shape.n_steps) * _square_bytes(settings)
+    asked = "factors" in settings.outputs
+    return Stage(
+        "tables",
+        "steps, fit and nodes; the cores R of factors",
+        tasks=1,
+        task_bytes=(cores if asked else 0) + 64 * shape.n_nodes,
+        seconds=4 * cores / BYTES_PER_SECOND if asked else 0.0,
+        disk=((2 * n_freqs + shape.n_steps) * _square_bytes(settings) if asked else 0) + 64 * shape.n_nodes,
+    )
+
+
 def compare_stage(shape: Shape, settings: ModelSettings) -> Stage:
     """Return the stage in which a refresh is set beside earlier runs."""
     n, item = shape.n_nodes, _item(settings)
@@ -381,13 +403,14 @@ def compare_stage(shape: Shape, settings: ModelSettings) -> Stage:
         "compare",
         "axes of the previous run, held-out links, drift",
         tasks=2,
-        task_bytes=2 * item * tall + 120 * n + 40 * shape.n_pairs,
+        # The rotation: a sum of products, its singular vectors and their work; measured 8 such arrays.
+        task_bytes=2 * item * tall + 120 * n + 40 * shape.n_pairs + 10 * _square_bytes(settings),
         seconds=4 * item * tall / BYTES_PER_SECOND,
         disk=64 * n,
     )
 
 
-def _solve_bytes(shape: Shape, settings: ModelSettings, *, real: bool, batch: int) -> int:
+def solve_bytes(shape: Shape, settings: ModelSettings, *, real: bool, batch: int) -> int:
     """Return what a task holds that solves `batch` slices, one after the other."""
     n, rank, pairs = shape.n_nodes, min(settings.rank, shape.n_nodes), shape.n_pairs
     item = _item(settings) * (1 if real else 2)
@@ -402,7 +425,9 @@ def _solve_bytes(shape: Shape, settings: ModelSettings, *, real: bool, batch: in
     if n <= max(128, 4 * rank):
         tall += 6 * 16 * n * n
     small = 12 * 16 * (4 * rank) ** 2
-    return max(transform, held + matrix + tall + small)
+    # R as it is kept, with zeros up to the rank that was asked for; AᴴV and their product.
+    kept = (1 if real else 6) * _square_bytes(settings)
+    return max(transform, held + matrix + tall + small) + kept
 
 
 def _part_stage(
@@ -415,7 +440,8 @@ def _part_stage(
         output,
         "Parquet, one part per block of nodes",
         tasks=math.ceil(shape.n_nodes / rows),
-        task_bytes=rows * row_bytes,
+        # One core of a slice at a time, rotated.
+        task_bytes=rows * row_bytes + (0 if output == "spectrum" else 5 * _square_bytes(settings)),
         seconds=3 * disk / BYTES_PER_SECOND,
         disk=disk,
     )

@@ -95,8 +95,8 @@ FIT_SCHEMA = {
 
 def _write_cores(run: RunFolder, freqs: tuple[int, ...], n_steps: int) -> None:
     """Write R in frequency and in time; T·r² numbers."""
-    R = np.stack([load_rows(array_path(run.slices, "R", slice_name(k))) for k in freqs])
-    flat = R.reshape(len(freqs), -1).astype(np.complex128)
+    cores = (load_rows(array_path(run.slices, "R", slice_name(k))).ravel() for k in freqs)
+    flat = np.stack(list(cores), dtype=np.complex128)
     parquet.write_parquet(
         run.core("R_freq"),
         {

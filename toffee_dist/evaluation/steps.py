@@ -412,7 +412,8 @@ def read_labels(path: Path, events: Events) -> Int64s:
     (n_steps, n_nodes of the tensor), -1 where a node has no label
     """
     try:
-        table = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path)
+        read = pl.read_parquet if path.suffix == ".parquet" else pl.read_csv
+        table = read(path, glob=False)
         table = table.select(
             pl.col("node").cast(events.ids.dtype),
             pl.col("label").rank("dense").cast(pl.Int64) - 1,
