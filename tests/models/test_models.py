@@ -256,7 +256,9 @@ def test_peak_of_another_model_is_below_the_projection(model: str, tmp_path: Pat
 def test_settings_and_models_agree() -> None:
     assert list(get_args(ModelName)) == list(MODEL_OUTPUTS) == VECTORS
     for model in MODELS.values():
-        assert (model.fit is None) == (model.score is not None)
+        # Vectors, or only scores, or a vector per step and nothing else.
+        assert (model.fit is None) == (model.score is not None or "in time" in model.about)
+        assert model.fit is not None or model.score is not None or model.fit_in_time is not None
         assert ("embedding" in model.outputs) == (model.fit is not None)
         # Only the solved slices have anything over time; what the batch job fits otherwise, it must plan.
         assert ("trajectory" in model.outputs) == model.from_zero_slice
