@@ -49,6 +49,8 @@ class EvaluateJob:
         Models that are asked about hidden entries of single steps; none: nothing is asked.
     workers
         Processes for the tasks of the fits; None runs all in this process.
+    keep
+        Where fits and cells are kept, so that an evaluation that was interrupted goes on; None keeps nothing.
     """
 
     edges: EdgeSettings
@@ -59,6 +61,7 @@ class EvaluateJob:
     labels: Path | None = None
     in_time: tuple[str, ...] = ()
     workers: int | None = None
+    keep: Path | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +89,8 @@ def run_job(job: EvaluateJob, say: Say = lambda line: None) -> Evaluated:
         )
     if job.splits is not None:
         check_parent(job.splits, "--splits")
+    if job.keep is not None:
+        check_parent(job.keep, "--keep")
     events = read_events(job.edges, say=say)
     labels = None if job.labels is None else read_labels(job.labels, events)
     check_writable(out.parent if as_remote(out) is None else out)
@@ -95,7 +100,7 @@ def run_job(job: EvaluateJob, say: Say = lambda line: None) -> Evaluated:
         folder = job.splits or stage / "splits"
         with _workers(job.workers) as (run, work):
             found = (
-                evaluate(events, job.config, splits=folder, run=run, work=work, say=say)
+                evaluate(events, job.config, splits=folder, run=run, work=work, keep=job.keep, say=say)
                 if job.config.protocols
                 else []
             )
@@ -166,6 +171,9 @@ _DEFAULT = EvaluateConfig()
 _GROUP = shown("Evaluation")
 Protocol = Literal["link-paper", "link-new", "link-hard", "in-time", "none"]
 IN_TIME = "in-time"
+# What `--model all` stands for.
+ALL_MODELS = tuple(name for name, model in MODELS.items() if model.fit or model.score)
+ALL_IN_TIME = tuple(name for name, model in MODELS.items() if model.fit_in_time or name == "pair-count")
 
 
 class EvaluateSettings(EdgeSettings, FitSettings, OutSettings):
@@ -179,7 +187,8 @@ class EvaluateSettings(EdgeSettings, FitSettings, OutSettings):
     )
     model: Annotated[tuple[str, ...], Split] = Field(
         (),
-        description=f"Which models to compare: {', '.join(MODELS)} (default: those that suit the protocol).",
+        description=f"Which models to compare: {', '.join(MODELS)}; all: every one that suits the protocol "
+        "(default: the quick ones).",
         json_schema_extra=_GROUP,
     )
     features: Annotated[tuple[str, ...], Split] = Field(
@@ -222,6 +231,12 @@ class EvaluateSettings(EdgeSettings, FitSettings, OutSettings):
     period: int = Field(
         7, ge=2, description="Length of the rhythm of --future, in steps.", json_schema_extra=_GROUP
     )
+    keep: str | None = Field(
+        None,
+        description="Folder that keeps fits and scores: what is there is not computed again, so that an "
+        "evaluation that was interrupted goes on.",
+        json_schema_extra=shown("Evaluation", "DIR"),
+    )
     labels: str | None = Field(
         None,
         description="Parquet or CSV file with node, label and perhaps step, to compare with.",
@@ -230,14 +245,17 @@ class EvaluateSettings(EdgeSettings, FitSettings, OutSettings):
     workers: int | None = Field(
         None,
         ge=1,
-        description="Number of processes for rescal (default: this one).",
+        description="Number of processes for the fits (default: this one).",
         json_schema_extra=shown("Cluster"),
     )
 
     def job(self) -> EvaluateJob:
         """Return what `run_job` takes, all of it checked."""
         protocols = tuple(name for name in self.protocol if name not in ("none", IN_TIME))
-        in_time = (self.model or MODELS_IN_TIME) if IN_TIME in self.protocol else ()
+        wanted = ALL_MODELS if self.model == ("all",) else self.model
+        in_time: tuple[str, ...] = ()
+        if IN_TIME in self.protocol:
+            in_time = ALL_IN_TIME if self.model == ("all",) else self.model or MODELS_IN_TIME
         check_models(in_time)
         if not protocols and not in_time and self.future is None and self.labels is None:
             raise ConfigError("protocol none", got="nothing else", allowed="it needs --future or --labels")
@@ -250,7 +268,7 @@ class EvaluateSettings(EdgeSettings, FitSettings, OutSettings):
             options = options.changed(reg_a=self.reg, reg_r=self.reg)
         config = EvaluateConfig(
             protocols,
-            models=self.model or _DEFAULT.models,
+            models=wanted or _DEFAULT.models,
             features=self.features,
             classifier=self.classifier,
             seeds=self.seeds,
@@ -267,4 +285,5 @@ class EvaluateSettings(EdgeSettings, FitSettings, OutSettings):
             labels=None if self.labels is None else Path(self.labels),
             in_time=in_time,
             workers=self.workers,
+            keep=None if self.keep is None else Path(self.keep),
         )

@@ -81,6 +81,7 @@ MODELS = {
             costs=paper_costs,
             two_roles=False,
             reduces=False,
+            weights=("count", "raw"),
         ),
         Model("tsvd", "U·S of the zero frequency", fit_tsvd, costs=tsvd_costs),
         Model("rescal", "X(t) ≈ A R_t Aᵀ, one A for all snapshots", fit_rescal, costs=rescal_costs),

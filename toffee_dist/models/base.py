@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from toffee_dist.kernels.embedding import weigh
 from toffee_dist.kernels.gauge import CommonBasis
 from toffee_dist.kernels.solvers.base import Tall
-from toffee_dist.settings import MODEL_OUTPUTS, FitSettings, Output, parse_reduce
+from toffee_dist.settings import MODEL_OUTPUTS, Entry, FitSettings, Output, PairWeight, parse_reduce
 from toffee_dist.storage.files import link_or_copy, save_array
 from toffee_dist.storage.paths import to_path
 from toffee_dist.storage.slices import MODEL, array_path, is_finished, load_rows, write_sealed
@@ -344,6 +344,9 @@ class Model:
         Whether nodes of a directed graph have other vectors as targets than as sources.
     reduces
         Whether it sums over time, so that ``reduce`` means something to it.
+    weights
+        The entry and the pair weight that it is evaluated with, where they are part of the model; None: those
+        that are asked for.
     fit_in_time
         Fits a vector per node and step, in memory: for questions about a step (`evaluation.in_time`).
     smoothing
@@ -361,6 +364,7 @@ class Model:
     costs: Costs | None = None
     two_roles: bool = True
     reduces: bool = True
+    weights: tuple[Entry, PairWeight] | None = None
     fit_in_time: FitInTime | None = None
     smoothing: tuple[float, ...] = ()
     powers: tuple[float, ...] = ()
