@@ -35,6 +35,7 @@ from toffee_dist.models.in_time import (
 )
 from toffee_dist.models.paper import fit_paper, paper_costs
 from toffee_dist.models.rescal import fit_rescal, rescal_costs
+from toffee_dist.models.rivals import fit_aligned, fit_omni, fit_tne_in_time, fit_urlse
 from toffee_dist.models.tne import fit_tne, tne_costs
 from toffee_dist.models.toffee import fit_toffee, fit_toffee_minus
 from toffee_dist.models.tsvd import fit_tsvd, tsvd_costs
@@ -92,6 +93,7 @@ MODELS = {
             costs=tne_costs,
             two_roles=False,
             reduces=False,
+            fit_in_time=fit_tne_in_time,
         ),
         Model(
             "ctdne",
@@ -137,7 +139,10 @@ MODELS = {
             smoothing=BANDWIDTHS,
             powers=POWERS,
         ),
+        Model("urlse", "in time: UASE of regularised Laplacians", fit_in_time=fit_urlse, powers=POWERS),
+        Model("omni", "in time: omnibus matrix of all steps", fit_in_time=fit_omni),
         Model("snapshot", "in time: SVD of each step alone", fit_in_time=fit_snapshot),
+        Model("aligned", "in time: the same, each turned onto the step before", fit_in_time=fit_aligned),
         Model("static", "in time: the sum, the same at every step", fit_in_time=fit_static, powers=POWERS),
     )
 }

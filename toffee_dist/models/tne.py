@@ -88,11 +88,36 @@ class LastTask:
     report: FitReport
 
 
+@dataclass(frozen=True)
+class SolvedRounds:
+    """Where the work is, the file of every snapshot's Z, and how the fit went."""
+
+    work: Path
+    paths: list[Path]
+    report: FitReport
+
+
 def fit_tne(context: FitContext) -> FitReport:
     """Fit TNE: snapshot after snapshot, then rounds over all of them."""
     [wanted] = context.reduction_tasks()
     if wanted.finished():
         return wanted.read_report()
+    found = solve_rounds(context)
+    last = LastTask(wanted, str(found.paths[-1]), found.report)
+    for _ in context.run(write_last, [last]):
+        pass
+    remove_tree(found.work)
+    return found.report
+
+
+def read_snapshots(context: FitContext) -> list[Floats]:
+    """Fit TNE, and return the vectors of every snapshot."""
+    found = solve_rounds(context)
+    return [load_rows(path) for path in found.paths]
+
+
+def solve_rounds(context: FitContext) -> SolvedRounds:
+    """Fit all snapshots, round after round; what the folder of the context has is not done again."""
     began = time.perf_counter()
     work = to_path(context.folder) / f"{context.name}-work"
     work.mkdir(parents=True, exist_ok=True)
@@ -118,11 +143,7 @@ def fit_tne(context: FitContext) -> FitReport:
     report = FitReport(
         values[-1], passes, time.perf_counter() - began, settled and all(r.converged for r in records)
     )
-    last = LastTask(wanted, str(_path(work, len(values) - 1, count - 1)), report)
-    for _ in context.run(write_last, [last]):
-        pass
-    remove_tree(work)
-    return report
+    return SolvedRounds(work, [_path(work, len(values) - 1, at) for at in range(count)], report)
 
 
 def snapshot_bounds(tensor: TemporalTensor, count: int) -> list[int]:
