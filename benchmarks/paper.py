@@ -98,17 +98,17 @@ def mark(name: str, model: str, seeds: int, keep: Path, tuned: bool) -> dict[str
         for weights in search.weights:
             for values in product(*search.options.values()):
                 point = dict(zip(search.options, values, strict=True))
-                merit = _best(run(past, {**point, **more}, weights, 2, kind))["f1"]
+                merit = best_operator(run(past, {**point, **more}, weights, 2, kind))["f1"]
                 if merit > best:
                     best, chosen = merit, (point, weights)
-    found = _best(run(events, dict(chosen[0]), chosen[1], seeds, model))
+    found = best_operator(run(events, dict(chosen[0]), chosen[1], seeds, model))
     words = [f"{key}={value}" for key, value in chosen[0].items()]
     if chosen[1] is not None and len(SEARCHES[model].weights) > 1:
         words += list(chosen[1])
     return found | {"settings": " ".join(words)}
 
 
-def _best(cells: list[Any]) -> dict[str, Any]:
+def best_operator(cells: list[Any]) -> dict[str, Any]:
     """Return the figures of the best operator."""
     by: dict[str, list[float]] = {}
     for cell in cells:
