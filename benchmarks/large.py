@@ -1,4 +1,4 @@
-"""The paper's systems on a larger graph: sx-mathoverflow (24,759 nodes without self-loops), rank 64, by weeks.
+"""The paper's systems on a larger graph: sx-mathoverflow (24,759 nodes), rank 64, steps of a week.
 
 Protocol `link-paper`, defaults, read as undirected. A system that the plan says takes longer than `--minutes`
 is not run: its row says what it would need. Every system has a process of its own; the last line is JSON.
