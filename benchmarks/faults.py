@@ -359,6 +359,7 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=0, help="Begin nothing after this long; 0: no limit."
     )
+    parser.add_argument("--pieces", nargs="+", default=[""], help="Only those whose names begin so.")
     arguments = parser.parse_args()
     seeds, mutations = (0, 0) if arguments.only_storage else (arguments.seeds, arguments.mutations)
     log = Log(arguments.log, {"every": arguments.every, "seeds": seeds, "mutations": mutations})
@@ -374,7 +375,8 @@ def main() -> None:
             Piece(f"mutations {reader}", partial(fuzz_reader, reader, mutations))
             for reader in (READERS if mutations else ())
         ]
-        run_pieces(pieces, log, arguments.workers, arguments.minutes)
+        wanted = [piece for piece in pieces if piece.name.startswith(tuple(arguments.pieces))]
+        run_pieces(wanted, log, arguments.workers, arguments.minutes)
         total = Counter({"writes": season.writes})
     for counts in log.found.values():
         total.update(counts)

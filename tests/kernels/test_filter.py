@@ -137,6 +137,25 @@ def test_extreme_weights_stay_finite(rows: Events) -> None:
         assert np.isfinite(trajectory(tensor, V, causal=causal)).all()
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_every_way_to_filter_gives_the_same(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor, V, steps = random_tensor(5, 30, 17, 300), basis(30, 3), np.arange(17)
+    rows = project_rows(tensor, V)
+    kernel = learn_kernel([rows], 17, causal=causal)
+    expected = np.stack([rows.direction(c) @ kernel.matrix(c, steps).T for c in range(3)], axis=2)
+    costs = {"SPARSE_COST": 1e9, "DENSE_COST": 1e9, "FFT_COST": 1e9}
+    for cheap in ("SPARSE_COST", "DENSE_COST", *([] if causal else ["FFT_COST"])):
+        for name, cost in (costs | {cheap: 0.0}).items():
+            monkeypatch.setattr(filtering, name, cost)
+        np.testing.assert_allclose(filter_rows(rows, kernel, steps), expected, atol=1e-10)
+        np.testing.assert_allclose(filter_rows(rows, kernel, steps[::2]), expected[:, ::2], atol=1e-10)
+    squares = [[np.square(kernel.matrix(c, np.array([t]))).sum() for c in range(3)] for t in steps]
+    np.testing.assert_allclose(kernel.spread, squares, atol=1e-12)
+    for step in steps:
+        one = filter_rows(rows, kernel, np.array([step]))[:, 0]
+        np.testing.assert_allclose(one, expected[:, step], atol=1e-10)
+
+
 def test_gains_fall_with_strength_and_end_at_the_mean() -> None:
     tensor, V = random_tensor(1, 30, 25, 2000), basis(30, 3)
     found = block_energies(project_rows(tensor, V))

@@ -21,7 +21,8 @@ from tests.harness.memory import watching
 from tests.harness.strategies import Events, events, random_tensor
 from toffee_dist import ConfigError, TemporalTensor, Toffee
 from toffee_dist.batch.pipeline import start_run
-from toffee_dist.batch.plan import Shape, describe_plan, make_plan
+from toffee_dist.batch.plan import Shape, make_plan
+from toffee_dist.batch.show_plan import describe_plan
 from toffee_dist.cluster.client import cluster
 from toffee_dist.cluster.mapping import runner
 from toffee_dist.errors import TooLargeError
@@ -227,7 +228,7 @@ def test_the_plan_knows_other_models(model: str) -> None:
     stages = {stage.name: stage for stage in plan.stages if stage.name.startswith(own)}
     roles = 2 if MODELS[model].two_roles else 1
     assert "solve zero" not in {stage.name for stage in plan.stages}
-    assert f"\n{own}" in describe_plan(plan)
+    assert f"\n{own}" in describe_plan(plan, 1, 1e9)
     # At the least A or U and V once, and minutes.
     assert max(stage.task_bytes for stage in stages.values()) > roles * 4 * 10**6 * 128
     assert sum(stage.seconds for stage in stages.values()) > 100

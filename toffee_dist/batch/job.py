@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from toffee_dist.batch.blocks import BlockMatrix, MatrixTask, cut_matrix, matrix_folder
-from toffee_dist.batch.plan import Plan, Shape, solve_bytes
+from toffee_dist.batch.plan import Plan, Shape, slices_in_blocks
 from toffee_dist.batch.sharded import solve_sharded
 from toffee_dist.batch.solve import BasisTask, SolveTask, solve_batch, write_basis
 from toffee_dist.cluster.client import open_cluster
@@ -160,7 +160,7 @@ class Job:
         """Whether slices are cut into blocks: zero slices of a large graph, others where too large."""
         if len(self.bounds) == 2 or zero:
             return len(self.bounds) > 2
-        return solve_bytes(self.shape, self.config, real=False, batch=1) > self.limits.slice_bytes
+        return slices_in_blocks(self.shape, self.config, self.limits)
 
     def cut(self, run: RunTasks, name: str, weights: TimeWeights) -> list[MatrixTask]:
         """Return the blocks of a zero slice; of a graph that is one block, nothing is written."""

@@ -1,7 +1,8 @@
 """The batch job, top to bottom: `run_job`.
 
     stage     edges → staged tensor, registry, grid                          ingest/
-    solve     zero slice → common basis → frequencies → all other slices     batch/solve.py
+    solve     zero slice → common basis → frequencies → other slices         batch/solve.py
+    filter    blocks of nodes: energies → kernels in time (trajectory)       batch/trajectory.py
     reduce    blocks of nodes: rows of every slice → Parquet parts           batch/write_outputs.py
     publish   read back, small tables, report, manifest, pointer             storage/runs.py
 
@@ -12,9 +13,10 @@ and resumes one; where the tasks run changes no byte.
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
-from toffee_dist.batch import node_stats, solve, tables, write_outputs
+from toffee_dist.batch import node_stats, solve, tables, trajectory, write_outputs
 from toffee_dist.batch import seal as sealing
 from toffee_dist.batch.blocks import find_bounds
 from toffee_dist.batch.chain import NO_CHAIN, Chain
@@ -59,6 +61,7 @@ def run_job(job: Job, chain: Chain = NO_CHAIN) -> Outcome:
     chain.align(job, zero)
     chosen = choose_frequencies(job)
     solve_others(job, chosen, chain.starts(job))
+    filter_in_time(job)
     parts = write_parts(job, zero, chosen, chain.rotated)
     check_parts(job, parts)
     write_tables(job, chain.previous)
@@ -285,9 +288,34 @@ def choose_frequencies(job: Job) -> tuple[int, ...]:
     [record] = job.map("choose", solve.choose, [item])
     job.outcome.figures |= {"freqs": len(record.freqs), "energy_kept": record.energy_kept}
     share = f"{len(record.freqs):,} of {count_freqs(job.shape.n_steps):,} frequencies"
+    if job.config.filtered:
+        job.progress.say(f"rhythms: {share} stand out of the noise")
+        return ()
     job.progress.say(f"trajectory: {share}, {record.energy_kept:.1%} of the energy")
     freqs: tuple[int, ...] = record.freqs
     return freqs
+
+
+def filter_in_time(job: Job) -> None:
+    """Leave the trajectory in its compact form: entries, basis and kernels; unless it comes from slices."""
+    config, run = job.config, job.run
+    if "trajectory" not in config.outputs or not config.filtered:
+        return
+    run.compact.mkdir(parents=True, exist_ok=True)
+    if config.basis == "energy":
+        basis = trajectory.EnergyBasisTask(str(run.path), config.rank, config.seed)
+        job.map("energy basis", trajectory.write_energy_basis, [basis])
+    cut = trajectory.CutTask(str(run.staged.tensor), config.rank, job.limits.part_bytes)
+    [cuts] = job.map("cut", trajectory.cut_blocks, [cut])
+    blocks = [
+        trajectory.BlockTask(str(run.path), index, start, stop, config.basis, config.causal)
+        for index, (start, stop) in enumerate(pairwise(cuts))
+    ]
+    job.map("filter", trajectory.write_block, blocks)
+    kernel = trajectory.KernelTask(str(run.path), cuts, config.causal, config.denoise)
+    [record] = job.map("kernel", trajectory.learn_kernels, [kernel])
+    job.outcome.figures["movement_kept"] = record.kept
+    job.progress.say(f"trajectory: {record.kept:.1%} of the movement stands out of the noise")
 
 
 def solve_others(job: Job, chosen: tuple[int, ...], starts: Starts) -> None:
@@ -297,7 +325,7 @@ def solve_others(job: Job, chosen: tuple[int, ...], starts: Starts) -> None:
     if "factors" in outputs:
         wanted |= set(range(count_freqs(job.shape.n_steps)))
     freqs = sorted(wanted - {0})
-    options, projected = job.config.solver_settings(), "trajectory" in outputs
+    options, projected = job.config.solver_settings(), bool(chosen)
     items = [
         solve.SolveTask(
             str(run.staged.tensor), str(run.slices), batch, options, projected=projected, starts=starts
@@ -314,6 +342,11 @@ def write_parts(job: Job, zero: ZeroSlice | None, chosen: tuple[int, ...], rotat
     config, shape, checks = job.config, job.shape, []
     for output in wanted_parts(config, shape.directed):
         freqs = freqs_of(output, chosen, shape.n_steps)
+        steps: tuple[int, ...] = ()
+        if output == "trajectory" and config.filtered:
+            steps = trajectory.dense_steps(config.dense, shape.n_nodes, shape.n_steps, config.rank)
+            if not steps:
+                continue
         rows = part_rows(shape, config, output, len(freqs), job.limits)
         items = [
             PartTask(
@@ -324,6 +357,7 @@ def write_parts(job: Job, zero: ZeroSlice | None, chosen: tuple[int, ...], rotat
                 zero=zero if output.startswith("embedding") else None,
                 raw=config.gauge == "none",
                 rotated=rotated,
+                steps=steps,
             )
             for part in iter_parts(shape.n_nodes, rows)
         ]

@@ -165,7 +165,7 @@ def read_events(
         settings.step,
         settings.directed,
         settings.entry,
-        settings.pair_weight,
+        settings.weight_of_pairs,
         since,
         n_sources,
     )

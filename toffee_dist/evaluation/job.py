@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -120,7 +120,8 @@ def run_job(job: EvaluateJob, say: Say = lambda line: None) -> Evaluated:
             past = events.past()
             marks += label_steps(past.tensor, labels, job.config.options, past.grid.show, say)
         seeds = range(job.config.first_seed, job.config.first_seed + job.config.seeds)
-        hidden = ask_in_time(events, job.in_time, job.config.options, seeds, say) if job.in_time else []
+        weighted = replace(events, pair_weight="log") if job.edges.pair_weight == "auto" else events
+        hidden = ask_in_time(weighted, job.in_time, job.config.options, seeds, say) if job.in_time else []
         cells, steps = to_frame(found, Cell), to_frame(marks, StepCell)
         in_time = to_frame(hidden, InTimeCell)
         about = {

@@ -155,7 +155,7 @@ def _ingest(
             packing,
             settings.directed,
             settings.entry,
-            settings.pair_weight,
+            settings.weight_of_pairs,
         )
         for index, bins in enumerate(choose_blocks(count_bins(maps, packing.n_bins), limits))
     ]

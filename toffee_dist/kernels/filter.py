@@ -19,8 +19,9 @@ Blocks of nodes: energies of a block (F×r numbers, summed over blocks) first, t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,9 +37,11 @@ BLOCK_NUMBERS = 1 << 22
 # Nanoseconds per direction: of an FFT per number and log2 of its length, and of two active steps of one row;
 # measured on email and fb-forum by days and mathoverflow by weeks: .22 to .25, and 2.5 to 3.1.
 FFT_COST, LAG_COST = 0.23, 2.8
-# From this share of active (node, step) on, a dense product is quicker than a sparse one: dense / sparse took
-# .21 / .29 s at .16 (email), .012 / .008 s at .12 (fb-forum), 2.3 / 1.1 s at .02 (mathoverflow; rank 16).
-DENSE_SHARE = 0.14
+# Nanoseconds per direction and step: of an active (node, step) in a sparse product, and of any in a dense
+# one; measured on the same graphs in single precision: 1.1 to 1.3, and .021 to .024.
+SPARSE_COST, DENSE_COST = 1.2, 0.022
+# Up to this many steps are made one by one.
+FEW_STEPS = 4
 # The causal gains are learnt again when the past has grown by this share. They then never change.
 EPOCH_GROWTH = 1.25
 
@@ -72,6 +75,15 @@ class ActiveRows:
         starts = np.searchsorted(self.node, np.arange(self.n_nodes + 1))
         return sp.csr_matrix((self.values[:, c], self.step, starts), shape=shape, copy=False)
 
+    def take(self, nodes: Ints) -> ActiveRows:
+        """Return the rows of some nodes, which then count from 0 in this order."""
+        starts = np.searchsorted(self.node, np.arange(self.n_nodes + 1))
+        counts = np.diff(starts)[nodes]
+        first = np.repeat(starts[nodes] - np.cumsum(counts) + counts, counts)
+        at = first + np.arange(counts.sum())
+        node = np.repeat(np.arange(len(nodes)), counts)
+        return ActiveRows(len(nodes), self.n_steps, node, self.step[at], self.values[at], self.noise[at])
+
     def until(self, step: int) -> ActiveRows:
         """Return the rows before this step alone."""
         kept = self.step < step
@@ -80,7 +92,7 @@ class ActiveRows:
         )
 
 
-def project_rows(block: TemporalTensor, V: Tall) -> ActiveRows:
+def project_rows(block: TemporalTensor, V: Any) -> ActiveRows:
     """Multiply the entries of a block of nodes by the basis.
 
     Parameters
@@ -88,23 +100,45 @@ def project_rows(block: TemporalTensor, V: Tall) -> ActiveRows:
     block
         The tensor of some sources (`TemporalTensor.take_rows`), or of all.
     V : (n, r)
-        The basis, of all nodes.
+        The basis, of all nodes, or what gives rows of it by their numbers: only the rows of targets are read.
     """
     pair = block.entry_pairs
-    key = block.sources[pair].astype(np.int64) * block.n_steps + block.steps
-    active, row = np.unique(key, return_inverse=True)
-    values = np.asarray(block.values, dtype=np.float64)
-    order = np.argsort(row, kind="stable")
-    starts = np.searchsorted(row[order], np.arange(len(active) + 1))
-    columns = np.asarray(block.indices)[pair[order]]
-    shape = (len(active), len(V))
-    entries = sp.csr_matrix((values[order].astype(V.dtype), columns, starts), shape=shape, copy=False)
-    y = np.asarray(entries @ V)
-    # Squares of what single precision holds need double.
-    squares = sp.csr_matrix((np.square(values[order]), columns, starts), shape=shape, copy=False)
-    noise = np.asarray(squares @ np.square(V, dtype=np.float64))
-    node, step = np.divmod(active, block.n_steps)
-    return ActiveRows(block.n_nodes, block.n_steps, node, step, y, noise)
+    entries = NodeEntries(
+        block.n_nodes,
+        block.n_steps,
+        block.sources[pair].astype(np.int64),
+        np.asarray(block.indices)[pair],
+        np.asarray(block.steps),
+        np.asarray(block.values, dtype=np.float64),
+    )
+    return entries.project(lambda targets: V[targets])
+
+
+@dataclass(frozen=True, eq=False)
+class NodeEntries:
+    """Entries (node, target, step, value) of a block of nodes, sorted by node."""
+
+    n_nodes: int
+    n_steps: int
+    node: Ints
+    target: Ints
+    step: Ints
+    value: NDArray[np.floating[Any]]
+
+    def project(self, take: Callable[[Ints], Tall]) -> ActiveRows:
+        """Multiply them by a basis, of which `take` gives the rows of some targets."""
+        targets, column = np.unique(self.target, return_inverse=True)
+        V = np.asarray(take(targets))
+        active, row = np.unique(self.node.astype(np.int64) * self.n_steps + self.step, return_inverse=True)
+        order = np.argsort(row, kind="stable")
+        starts = np.searchsorted(row[order], np.arange(len(active) + 1))
+        value, column, shape = self.value[order].astype(np.float64), column[order], (len(active), len(V))
+        y = sp.csr_matrix((value.astype(V.dtype), column, starts), shape=shape, copy=False) @ V
+        # Squares of what single precision holds need double.
+        squares = sp.csr_matrix((np.square(value), column, starts), shape=shape, copy=False)
+        noise = np.asarray(squares @ np.square(V, dtype=np.float64))
+        node, step = np.divmod(active, self.n_steps)
+        return ActiveRows(self.n_nodes, self.n_steps, node, step, np.asarray(y), noise)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,10 +203,7 @@ def _lag_energies(rows: ActiveRows, length: int) -> Floats:
     lag = np.arange(T)
     lags -= cross[T - lag] + cross[T] - cross[lag]
     lags += (T - lag)[:, None] * (cross[T] / T)
-    circular = np.zeros((length, rows.rank))
-    circular[:T] = lags
-    circular[length - T + 1 :] += lags[:0:-1]
-    return np.maximum(scipy.fft.rfft(circular, axis=0).real, 0.0)
+    return np.maximum(scipy.fft.rfft(_circular(lags, length), axis=0).real, 0.0)
 
 
 def _sum_by(key: Ints, values: NDArray[Any], count: int) -> Floats:
@@ -285,16 +316,19 @@ class TimeKernel:
             lags[at, :moment] = scipy.fft.irfft(gains(found, strength), length, axis=0)[:moment]
         return cls(lags, moments, causal)
 
+    @cached_property
+    def _means(self) -> Floats:
+        """a(t) = mean_s κ(t−s), (T, r), of the two-sided kernel."""
+        # Σ_s κ(t−s) is the sum of the lags 0 … t, and of the lags 1 … T−1−t.
+        sums = np.cumsum(self.lags[0], axis=0)
+        return np.asarray((sums + sums[::-1] - self.lags[0, 0]) / self.n_steps)
+
     def matrix(self, c: int, steps: Ints) -> Floats:
         """Return H of direction c at some steps, (len(steps), T)."""
-        T = self.n_steps
-        t, s = np.asarray(steps)[:, None], np.arange(T)[None]
+        t, s = np.asarray(steps)[:, None], np.arange(self.n_steps)[None]
         if not self.causal:
-            kappa = self.lags[0, :, c]
-            # Σ_s κ(t−s) = Σ of lags 0 … t, and of lags 1 … T−1−t.
-            sums = np.cumsum(kappa)
-            a = (sums + sums[::-1] - kappa[0]) / T
-            return np.asarray(kappa[np.abs(t - s)] - a[t] - a[s] + a.mean() + 1 / T)
+            a = self._means[:, c]
+            return np.asarray(self.lags[0, np.abs(t - s), c] - a[t] - a[s] + a.mean() + 1 / self.n_steps)
         epoch = np.searchsorted(self.epochs, np.asarray(steps) + 1, side="right") - 1
         lag = t - s
         H = np.where(lag >= 0, self.lags[epoch[:, None], np.abs(lag), c], 0.0)
@@ -302,10 +336,34 @@ class TimeKernel:
         rest = (1.0 - H.sum(axis=1)) / (np.asarray(steps) + 1)
         return np.asarray(H + np.where(lag >= 0, rest[:, None], 0.0))
 
-    def spread(self, steps: Ints) -> Floats:
-        """Return Σ_s H_l(t, s)², (len(steps), r): how much of a constant noise reaches a step."""
-        found = [np.square(self.matrix(c, steps)).sum(axis=1) for c in range(self.rank)]
-        return np.stack(found, axis=1)
+    def weights(self, step: int) -> Floats:
+        """Return H of all directions at one step, (T, r)."""
+        T, s = self.n_steps, np.arange(self.n_steps)
+        if not self.causal:
+            a = self._means
+            return np.asarray(self.lags[0, np.abs(step - s)] - a[step] - a + a.mean(axis=0) + 1 / T)
+        epoch = int(np.searchsorted(self.epochs, step + 1, side="right")) - 1
+        H = np.zeros((T, self.rank))
+        H[: step + 1] = self.lags[epoch, step::-1] if step else self.lags[epoch, :1]
+        H[:step] *= 2.0
+        H[: step + 1] += (1.0 - H.sum(axis=0)) / (step + 1)
+        return H
+
+    @cached_property
+    def spread(self) -> Floats:
+        """Σ_s H_l(t, s)², (T, r): how much of a constant noise reaches a step."""
+        T = self.n_steps
+        if self.causal:
+            return np.stack([np.square(self.weights(t)).sum(axis=0) for t in range(T)])
+        # H(t, s) = κ(t−s) − a(s) + b(t), squared and summed over s term by term.
+        kappa, a = self.lags[0], self._means
+        b = a.mean(axis=0) + 1 / T - a
+        squares = np.cumsum(np.square(kappa), axis=0)
+        length = padded_length(T)
+        hats = scipy.fft.rfft(_circular(kappa, length), axis=0) * scipy.fft.rfft(a, length, axis=0)
+        cross = scipy.fft.irfft(hats, length, axis=0)[:T]
+        found = squares + squares[::-1] - np.square(kappa[0]) + np.square(a).sum(axis=0) - 2 * cross
+        return np.asarray(np.maximum(found + T * b**2 + 2 * b * (T * a - a.sum(axis=0)), 0.0))
 
 
 def learn_kernel(
@@ -332,14 +390,54 @@ def add_energies(left: Sequence[Energies], right: Sequence[Energies]) -> list[En
 def filter_rows(rows: ActiveRows, kernel: TimeKernel, steps: Ints) -> NDArray[Any]:
     """Return the vectors of a block's nodes at some steps, (n_nodes, len(steps), r).
 
-    Z_l = Y_l H_lᵀ, a sparse or a dense product per direction.
+    Z_l = Y_l H_lᵀ: of few steps by weights of the active rows, else by a product per direction, sparse or
+    dense, or by transforms of whole rows; whichever is cheapest.
     """
-    out = np.empty((rows.n_nodes, len(steps), rows.rank), dtype=rows.values.dtype)
-    dense = len(rows.node) > DENSE_SHARE * rows.n_nodes * rows.n_steps
+    T, asked, active = rows.n_steps, len(steps), len(rows.node)
+    out = np.zeros((rows.n_nodes, asked, rows.rank), dtype=rows.values.dtype)
+    if not active:
+        return out
+    present, starts = np.unique(rows.node, return_index=True)
+    if asked <= FEW_STEPS:
+        for at, step in enumerate(steps):
+            weights = kernel.weights(int(step)).astype(out.dtype)
+            out[present, at] = np.add.reduceat(rows.values * weights[rows.step], starts, axis=0)
+        return out
+    length = padded_length(T)
+    costs = {
+        "sparse": SPARSE_COST * active * asked,
+        "dense": DENSE_COST * len(present) * T * asked,
+        "fft": np.inf if kernel.causal else 3 * FFT_COST * len(present) * length * np.log2(max(length, 2)),
+    }
+    how = min(costs, key=lambda name: costs[name])
+    size = max(1, BLOCK_NUMBERS // length)
     for c in range(rows.rank):
-        y, H = rows.direction(c), kernel.matrix(c, steps).astype(out.dtype)
-        out[:, :, c] = (y.toarray() if dense else y) @ H.T
+        y = rows.direction(c)
+        if how == "fft":
+            hat = scipy.fft.rfft(_circular(kernel.lags[0, :, c], length)).real.astype(out.dtype)
+            for start in range(0, len(present), size):
+                nodes = present[start : start + size]
+                out[nodes, :, c] = _filter_by_fft(y[nodes].toarray(), hat, length)[:, steps]
+        else:
+            H = kernel.matrix(c, steps).astype(out.dtype)
+            out[present, :, c] = (y[present].toarray() if how == "dense" else y[present]) @ H.T
     return out
+
+
+def _circular(lags: Floats, length: int) -> Floats:
+    """Return the even sequence of a length whose first half are these lags."""
+    T = len(lags)
+    found = np.zeros((length, *lags.shape[1:]))
+    found[:T] = lags
+    found[length - T + 1 :] += lags[:0:-1]
+    return found
+
+
+def _filter_by_fft(y: NDArray[Any], hat: NDArray[Any], length: int) -> NDArray[Any]:
+    """Return mean + P K (y − mean), of whole rows."""
+    mean = y.mean(axis=1, keepdims=True)
+    moved = scipy.fft.irfft(scipy.fft.rfft(y - mean, length, axis=1) * hat, length, axis=1)[:, : y.shape[1]]
+    return np.asarray(mean + moved - moved.mean(axis=1, keepdims=True), dtype=y.dtype)
 
 
 def noise_levels(rows: ActiveRows, kernel: TimeKernel, steps: Ints) -> NDArray[np.float32]:
@@ -350,7 +448,7 @@ def noise_levels(rows: ActiveRows, kernel: TimeKernel, steps: Ints) -> NDArray[n
     """
     own = np.zeros((rows.n_nodes, rows.rank))
     np.add.at(own, rows.node, rows.noise)
-    return np.sqrt(own / max(rows.n_steps, 1) @ kernel.spread(steps).T).astype(np.float32)
+    return np.sqrt(own / max(rows.n_steps, 1) @ kernel.spread[steps].T).astype(np.float32)
 
 
 def find_pairs(tensor: TemporalTensor, i: Ints, j: Ints) -> NDArray[np.int64]:
@@ -385,6 +483,6 @@ class PairFilter:
         """Return the filtered entries of pairs at a step; 0 for pairs that never occur."""
         found, asked = np.zeros(len(i)), find_pairs(self.tensor, i, j)
         known = asked >= 0
-        H = self.kernel.matrix(0, np.array([step]))[0]
-        found[known] = self.tensor.tubes[asked[known]] @ H
+        H = self.kernel.weights(step)[:, 0]
+        found[known] = np.asarray(self.tensor.tubes[asked[known]] @ H)
         return found

@@ -27,7 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 from toffee_dist.errors import InputError, UnfinishedError
 from toffee_dist.kernels.gauge import canonical_vectors
 from toffee_dist.kernels.solvers.base import SliceFactors, SliceReport, Tall, times
-from toffee_dist.storage.blocks import block_of, map_array, read_bounds
+from toffee_dist.storage.blocks import BOUNDS, block_of, map_array, read_bounds
 from toffee_dist.storage.files import (
     FileSeal,
     count_rows,
@@ -58,6 +58,13 @@ def array_path(folder: Path, array: str, name: str) -> Path:
     array, _, block = array.partition(".")
     path = folder / f"{array}-{name}.npy"
     return block_of(path, int(block)) if block else path
+
+
+def array_files(folder: Path, array: str, name: str) -> list[Path]:
+    """Return the files that an array of a slice is in: one, or its blocks with where they are cut."""
+    keys = [key for key in read_seals(folder, name) if key.partition(".")[0] == array]
+    files = [array_path(folder, key, name) for key in keys]
+    return [*files, folder / BOUNDS] if "." in keys[0] else files
 
 
 def write_slice(
@@ -163,6 +170,42 @@ def map_block(path: Path, index: int) -> NDArray[Any]:
         return map_array(block_of(path, index))
     except (OSError, ValueError) as error:
         raise _unreadable(block_of(path, index), error) from None
+
+
+class RowsInBlocks:
+    """An array in blocks, of which ranges of rows, and rows by their sorted numbers, are taken.
+
+    Parameters
+    ----------
+    path
+        The array.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._bounds = path, read_bounds(path.parent)
+        first = map_block(path, 0)
+        self.shape, self.dtype = (self._bounds[-1], *first.shape[1:]), first.dtype
+
+    def __getitem__(self, rows: slice | NDArray[Any]) -> NDArray[Any]:
+        """Return some rows, reading only the blocks that they are in."""
+        if isinstance(rows, slice):
+            start, stop, _ = rows.indices(self.shape[0])
+            return load_rows(self._path, start, stop)
+        out = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        cuts = np.searchsorted(rows, self._bounds)
+        for index, (first, last) in enumerate(pairwise(cuts)):
+            if first < last:
+                own = rows[first:last] - self._bounds[index]
+                out[first:last] = map_block(self._path, index)[own]
+        return out
+
+
+def open_array(path: Path) -> NDArray[Any] | RowsInBlocks:
+    """Open an array in one file or in blocks, to take rows of it; memory maps where storage is local."""
+    try:
+        return map_array(path)
+    except FileNotFoundError:
+        return RowsInBlocks(path)
 
 
 def read_rows(path: Path, start: int = 0, stop: int | None = None) -> NDArray[Any]:
