@@ -48,7 +48,7 @@ def mark(model: str, seeds: int, minutes: float, keep: Path) -> dict[str, Any]:
         if seconds > 60 * minutes:
             return {"needs": f"{seconds / 60:.0f} min and {show_bytes(memory)} per task", "plan": seconds}
     config = EvaluateConfig(models=(model,), features=tuple(OPERATORS), seeds=seeds, options=options)
-    return best_operator(evaluate(events, config, keep=keep))
+    return best_operator(evaluate(events, config, cache=keep))
 
 
 def main() -> None:

@@ -84,7 +84,7 @@ def mark(name: str, model: str, seeds: int, keep: Path, tuned: bool) -> dict[str
             graph = replace(graph, entry=weights[0], pair_weight=weights[1])
         fit = FitSettings(rank=rank, **options)
         config = EvaluateConfig(models=(kind,), features=features, seeds=count, options=fit)
-        return evaluate(graph, config, keep=keep, say=lambda line: print(line, file=sys.stderr))
+        return evaluate(graph, config, cache=keep, say=lambda line: print(line, file=sys.stderr))
 
     chosen: tuple[dict[str, Any], tuple[str, str] | None] = ({}, None)
     if tuned:

@@ -115,8 +115,8 @@ def test_every_option_is_declared_once() -> None:
         for one, other in combinations(owners, 2):
             if not issubclass(one, other) and not issubclass(other, one):
                 twice.add(name)
-    # An evaluation compares several models, in this process or in some of this machine; it has no cluster.
-    assert twice == {"model", "workers"}
+    # An evaluation compares several models.
+    assert twice == {"model"}
 
 
 @pytest.mark.parametrize("kind", [SolverSettings, FitSettings, EdgeSettings, JobConfig])

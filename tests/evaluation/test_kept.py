@@ -55,7 +55,7 @@ def test_cells_that_are_there_are_not_made_again(tmp_path: Path, monkeypatch: py
     while True:
         lives += 1
         try:
-            again = evaluate(events, config, keep=tmp_path / "kept")
+            again = evaluate(events, config, cache=tmp_path / "kept")
             break
         except KilledError:
             continue
@@ -72,7 +72,7 @@ def test_cells_that_are_there_are_not_made_again(tmp_path: Path, monkeypatch: py
             two.micro_f1,
         )
     marked = fitted = 0
-    assert evaluate(events, config, keep=tmp_path / "kept") == again
+    assert evaluate(events, config, cache=tmp_path / "kept") == again
     assert marked == fitted == 0
 
 
@@ -92,12 +92,12 @@ def test_another_question_is_another_cell(change: str, tmp_path: Path) -> None:
         target[3] = (target[3] + 1) % 40
         other = replace(events, target=target)
     base = EvaluateConfig(models=("toffee",), features=("hadamard",), seeds=1, options=FitSettings(**QUICK))
-    evaluate(events, base, keep=tmp_path)
+    evaluate(events, base, cache=tmp_path)
     before = len(list((tmp_path / "cells").iterdir()))
     changed = EvaluateConfig(
         models=("toffee",), features=("hadamard",), seeds=1, options=options, first_seed=first_seed
     )
-    assert evaluate(other, changed, keep=tmp_path) == evaluate(other, changed, keep=tmp_path)
+    assert evaluate(other, changed, cache=tmp_path) == evaluate(other, changed, cache=tmp_path)
     assert len(list((tmp_path / "cells").iterdir())) == before + 1
 
 

@@ -257,7 +257,7 @@ def evaluate(
     splits: Path | None = None,
     run: RunTasks = run_here,
     work: Path | None = None,
-    keep: Path | None = None,
+    cache: Path | None = None,
     say: Say = lambda line: None,
 ) -> list[Cell]:
     """Compare models on one graph.
@@ -273,7 +273,7 @@ def evaluate(
         evaluations exactly comparable.
     run, work
         Where the tasks of the fits run, and a folder that all of them see; by default a temporary one.
-    keep
+    cache
         A folder for fits and cells: those that are there are not made again, so that an evaluation that was
         interrupted goes on. None keeps nothing.
     say
@@ -285,7 +285,7 @@ def evaluate(
         With a grid, those of the validation part too, marked by ``part``.
     """
     base = Settings(config.options, events.entry, events.pair_weight)
-    kept = Kept(keep)
+    kept = Kept(cache)
     if "sum" in config.grid.get("entry", ()) and events.entry != "sum":
         raise ConfigError(
             "grid of entry",

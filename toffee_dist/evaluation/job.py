@@ -58,7 +58,7 @@ class EvaluateJob:
         Models that are asked about hidden entries of single steps; none: nothing is asked.
     where
         Where the tasks of the fits run; by default all in this process.
-    keep
+    cache
         Where fits and cells are kept, so that an evaluation that was interrupted goes on; None keeps nothing.
     """
 
@@ -70,7 +70,7 @@ class EvaluateJob:
     labels: Path | None = None
     in_time: tuple[str, ...] = ()
     where: RuntimeSettings = field(default_factory=RuntimeSettings)
-    keep: Path | None = None
+    cache: Path | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,8 +98,8 @@ def run_job(job: EvaluateJob, say: Say = lambda line: None) -> Evaluated:
         )
     if job.splits is not None:
         check_parent(job.splits, "--splits")
-    if job.keep is not None:
-        check_parent(job.keep, "--keep")
+    if job.cache is not None:
+        check_parent(job.cache, "--cache")
     events = read_events(job.edges, say=say)
     labels = None if job.labels is None else read_labels(job.labels, events)
     check_writable(out.parent if as_remote(out) is None else out)
@@ -109,7 +109,7 @@ def run_job(job: EvaluateJob, say: Say = lambda line: None) -> Evaluated:
         folder = job.splits or stage / "splits"
         with _workers(job) as (run, work):
             found = (
-                evaluate(events, job.config, splits=folder, run=run, work=work, keep=job.keep, say=say)
+                evaluate(events, job.config, splits=folder, run=run, work=work, cache=job.cache, say=say)
                 if job.config.protocols
                 else []
             )
@@ -152,10 +152,10 @@ def _workers(job: EvaluateJob) -> Iterator[tuple[RunTasks, Path | None]]:
 
     mode = "processes" if where.mode == "auto" else where.mode
     with ExitStack() as stack:
-        if job.keep is not None:
+        if job.cache is not None:
             # Seen by the workers of a running cluster too, if the user has chosen well.
-            job.keep.mkdir(parents=True, exist_ok=True)
-            work = stack.enter_context(scratch(job.keep.absolute(), "work-", mode=0o700))
+            job.cache.mkdir(parents=True, exist_ok=True)
+            work = stack.enter_context(scratch(job.cache.absolute(), "work-", mode=0o700))
         else:
             work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="toffee-")))
         client = stack.enter_context(open_cluster(where.changed(mode=mode)))
@@ -251,7 +251,7 @@ class EvaluateSettings(EdgeSettings, FitSettings, RuntimeSettings, OutSettings):
     period: int = Field(
         7, ge=2, description="Length of the rhythm of --future, in steps.", json_schema_extra=_GROUP
     )
-    keep: str | None = Field(
+    cache: str | None = Field(
         None,
         description="Folder that keeps fits and scores: what is there is not computed again, so that an "
         "evaluation that was interrupted goes on.",
@@ -265,7 +265,7 @@ class EvaluateSettings(EdgeSettings, FitSettings, RuntimeSettings, OutSettings):
     mode: str = Field(
         "auto",
         description="Where the fits run: auto (this process, or --workers of them), threads, processes, or a "
-        "running cluster that sees --keep: tcp://host:port, tls://host:port.",
+        "running cluster that sees --cache: tcp://host:port, tls://host:port.",
         json_schema_extra=shown("Cluster"),
     )
 
@@ -284,12 +284,12 @@ class EvaluateSettings(EdgeSettings, FitSettings, RuntimeSettings, OutSettings):
                 "out", got="nothing", allowed="a folder for the result", remedy="Add --out DIR."
             )
         check_mode(self.mode)
-        if "://" in self.mode and self.keep is None:
+        if "://" in self.mode and self.cache is None:
             raise ConfigError(
                 "mode",
-                got=f"{self.mode} without --keep",
+                got=f"{self.mode} without --cache",
                 allowed="a folder through which large arrays travel",
-                remedy="Add --keep DIR, on storage that every worker sees.",
+                remedy="Add --cache DIR, on storage that every worker sees.",
             )
         options = self.only(FitSettings)
         if self.reg is not None:
@@ -313,5 +313,5 @@ class EvaluateSettings(EdgeSettings, FitSettings, RuntimeSettings, OutSettings):
             labels=None if self.labels is None else Path(self.labels),
             in_time=in_time,
             where=self.only(RuntimeSettings),
-            keep=None if self.keep is None else Path(self.keep),
+            cache=None if self.cache is None else Path(self.cache),
         )
