@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--systems", nargs="+", default=list(ROWS), choices=list(ROWS))
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--keep", type=Path, default=Path("build/large"))
+    parser.add_argument("--keep", type=Path, default=Path("build/systems"))
     parser.add_argument("--child", choices=list(ROWS), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     one_thread()
