@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 include deploy/worker.env
 export
 
-.PHONY: setup demo screenshot quick test lint types check benchmarks paper clean cluster-test deploy-setup deploy-test lock lock-test audit oldest-test
+.PHONY: setup demo screenshot quick test lint types check benchmarks paper clean cluster-test deploy-setup deploy-test s3-test slurm-test systemd-test image-test lock lock-test audit oldest-test
 
 setup: $(VENV)/.installed
 
@@ -60,6 +60,27 @@ deploy-setup: $(VENV)/.deploy
 
 deploy-test: deploy-setup
 	$(BIN)/python -m pytest -m deploy tests/deploy
+
+# What a user copies from deploy/, really run. Each of these ends by itself and leaves nothing running; what it needs
+# beside Python comes from Debian's packages, whose installation is the only thing here that asks for root.
+debian = dpkg -s $(1) >/dev/null 2>&1 || { [ "$$(id -u)" = 0 ] || { echo "as root: apt-get install $(1)"; exit 2; }; \
+  apt-get update -qq && DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
+  apt-get install -y -qq --no-install-recommends $(1) >/dev/null; }
+
+# The tests of object stores on two S3 servers: moto, as in `make test`, and Ceph's gateway.
+s3-test: setup
+	@$(call debian,ceph-mon ceph-osd radosgw)
+	TOFFEE_S3_SERVERS=moto,ceph $(BIN)/python -m pytest --durations=5 tests/storage/test_s3.py
+
+# The recipes of deploy/slurm/ on Slurm itself: a controller and two nodes on this machine.
+slurm-test: deploy-setup
+	@$(call debian,munge slurm-wlm)
+	$(BIN)/python -m pytest -m deploy --durations=8 tests/deploy/test_slurm.py
+
+# The service and timer of deploy/systemd/ under a booted systemd, in a container; as root.
+systemd-test: setup
+	@$(call debian,debootstrap systemd-container)
+	$(BIN)/python -m pytest -m deploy --durations=8 tests/deploy/test_systemd.py
 
 $(VENV)/.deploy: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,deploy]'

@@ -49,12 +49,12 @@ from toffee_dist.tensor import TemporalTensor
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.Proxy]:
+@pytest.fixture(scope="module", params=s3.SERVERS)
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.Proxy]:
     """One server and one proxy for all tests; each has its own folders."""
     with (
         pytest.MonkeyPatch.context() as patch,
-        s3.server() as port,
+        s3.server(request.param) as port,
         s3.proxy(port) as proxy,
         s3.use(proxy.port) as fs,
     ):
@@ -407,6 +407,44 @@ def test_large_arrays_go_in_parts(store: s3.Proxy, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 @pytest.mark.cluster
+def test_more_objects_than_a_page(store: s3.Proxy) -> None:
+    """A listing of S3 has 1000 names at the most; the rest is asked for."""
+    folder = s3.unique("pages")
+    names = [f"part-{number:05d}" for number in range(1003)]
+    there = paths.RemotePath(folder)
+    there.fs.pipe({f"{there.key}/{name}": b"x" for name in names})
+    assert [path.name for path in there.iterdir()] == names
+    assert there.sizes() == dict.fromkeys(names, 1)
+    there.remove_tree()
+    assert not there.sizes()
+    assert not there.exists()
+
+
+@pytest.mark.cluster
+def test_a_write_that_must_be_the_first(store: s3.Proxy) -> None:
+    path = paths.RemotePath(s3.unique("first")) / "lock"
+    gate, created = threading.Barrier(8), []
+
+    def create(word: bytes) -> None:
+        gate.wait(30)
+        try:
+            path.create(word)
+        except FileExistsError:
+            return
+        created.append(word)
+
+    threads = [threading.Thread(target=create, args=(f"{number}".encode(),)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [path.read_bytes()] == created
+    with pytest.raises(FileExistsError):
+        path.create(b"late")
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
 def test_seen_at_once_by_everybody(store: s3.Proxy) -> None:
     path = to_path(s3.unique("listing")) / "a"
     assert not path.exists()
@@ -492,14 +530,20 @@ def test_local_copies_are_few_and_made_once(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.slow
+def test_of_many_that_find_a_stale_lock_one_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contend_for(tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
 @pytest.mark.cluster
-@pytest.mark.parametrize("kind", ["local", "s3"])
-def test_of_many_that_find_a_stale_lock_one_takes_it(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+def test_of_many_that_find_a_stale_lock_on_a_store_one_takes_it(
+    store: s3.Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if kind == "s3":
-        request.getfixturevalue("store")
-    out = to_path(str(tmp_path) if kind == "local" else s3.unique("lock"))
+    contend_for(to_path(s3.unique("lock")), monkeypatch)
+
+
+def contend_for(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let six find the same stale lock at the same moment."""
     with hold_lock(out):
         lock = json.loads((out / "refresh.lock").read_text())
     (out / "refresh.lock").write_text(json.dumps(lock | {"host": "elsewhere", "seen": time.time() - 700}))
