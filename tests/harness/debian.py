@@ -113,8 +113,9 @@ class Machine:
     leader: int
 
     def command(self, *words: str) -> list[str]:
-        """What runs a command there, as its root."""
-        return ["nsenter", f"--target={self.leader}", "--all", "--", *words]
+        """What runs a command there, as its root; nothing of our environment goes with it."""
+        own = ["env", "--ignore-environment", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
+        return ["nsenter", f"--target={self.leader}", "--all", "--", *own, *words]
 
     def run(self, *words: str, expected: int | None = 0) -> str:
         done = subprocess.run(

@@ -49,13 +49,13 @@ def environment(port: int) -> dict[str, str]:
 
 
 @contextmanager
-def server(kind: str = "moto", port: int | None = None) -> Iterator[int]:
-    """Give the port of an S3 server of its own: ``moto``, on this port if one is named, or ``ceph``."""
+def server(kind: str = "moto") -> Iterator[int]:
+    """Give the port of an S3 server of its own: ``moto`` or ``ceph``."""
     if kind == "ceph":
         with ceph.gateway(KEY, SECRET) as port:
             yield port
         return
-    port = port or free_port()
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
         stdout=subprocess.DEVNULL,
@@ -86,8 +86,8 @@ class Proxy:
 
 
 @contextmanager
-def proxy(upstream: int) -> Iterator[Proxy]:
-    """Give a proxy before the server of this port."""
+def proxy(upstream: int, port: int = 0) -> Iterator[Proxy]:
+    """Give a proxy before the server of the port `upstream`; 0 is any port."""
     closing = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -147,7 +147,7 @@ def proxy(upstream: int) -> Iterator[Proxy]:
 
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = pass_on  # noqa: N815
 
-    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    listening = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     listening.daemon_threads = True
     here = Proxy(listening.server_port)
     thread = threading.Thread(target=listening.serve_forever, daemon=True)
