@@ -82,6 +82,11 @@ systemd-test: setup
 	@$(call debian,debootstrap systemd-container)
 	$(BIN)/python -m pytest -m deploy --durations=8 tests/deploy/test_systemd.py
 
+# The image and the services of Compose, built and run without Docker or a registry; as root.
+image-test: deploy-setup
+	@$(call debian,aardvark-dns buildah debootstrap iptables netavark podman podman-compose runc)
+	$(BIN)/python -m pytest -m deploy --durations=8 tests/deploy/test_image.py
+
 $(VENV)/.deploy: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,deploy]'
 	@touch $@

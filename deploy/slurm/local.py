@@ -3,9 +3,9 @@ r"""A Slurm cluster on this machine, for as long as one command takes: a control
     python deploy/slurm/local.py --nodes 2 -- \
         sbatch --wait --nodes=2 --mem=2G --cpus-per-task=1 deploy/slurm/toffee.sbatch
 
-To try a recipe before it goes to the real one. Everything is Slurm's own: munge, slurmctld, and one slurmd for
-each node, with ports, keys and folders of their own, which end and go with the command. Jobs run as you, so that
-root is not needed, but for installing: apt-get install munge slurm-wlm (`make slurm-test` does that).
+To try a recipe before it goes to the real one. Everything is Slurm's own: munge, slurmctld, one slurmd for
+each node; ports, keys and folders of their own end and go with the command. Jobs run as you: root is needed
+for nothing but installing, apt-get install munge slurm-wlm (`make slurm-test` does that).
 Run by `make slurm-test` (tests/deploy/test_slurm.py), with Slurm 22.05.
 """
 
@@ -130,7 +130,7 @@ class Slurm:
         daemon.wait(END)
 
     def find_processes(self, node: str | None = None) -> list[int]:
-        """Return the processes of jobs, of one node or of all: those that Slurm started, and their keepers."""
+        """Return the processes of jobs, of one node or of all: those that Slurm started, and its own."""
         found = []
         for process in psutil.process_iter():
             try:

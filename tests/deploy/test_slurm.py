@@ -1,4 +1,4 @@
-"""The recipes of deploy/slurm/ on a real Slurm: a controller and two nodes on this machine (deploy/slurm/local.py).
+"""The recipes of deploy/slurm/ on a real Slurm: a controller and two nodes here (deploy/slurm/local.py).
 
 `make slurm-test` installs Slurm from Debian's packages and runs these; elsewhere they are skipped.
 """
@@ -114,9 +114,7 @@ def slices(out: Path) -> int:
 
 
 @pytest.mark.job
-def test_the_demo_and_exit_codes(
-    slurm: Any, demo: Path, undisturbed: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_demo_and_exit_codes(slurm: Any, demo: Path, undisturbed: dict[str, str], tmp_path: Path) -> None:
     config = tmp_path / "embed.toml"
     config.write_text(TOML.format(edges=demo))
     finish(slurm, submit(slurm, tmp_path, CONFIG=str(config)), tmp_path)

@@ -1,4 +1,4 @@
-"""Ceph's object gateway for tests: a second S3 server, from Debian's packages, with all of its data in memory.
+"""Ceph's object gateway for tests: a second S3 server, from Debian's packages, its data in memory.
 
 A monitor, one store and the gateway, as processes on the loopback; about three seconds until it answers.
 """

@@ -1,7 +1,7 @@
 """A Debian system in a folder, made by debootstrap and kept for the next time, and one that is booted.
 
-All of it needs root. What is fetched comes from Debian's mirror (debootstrap's own choice, or DEBIAN_MIRROR) and,
-for Python, from where pip takes packages; the system itself fetches nothing.
+All of it needs root. What is fetched comes from Debian's mirror (debootstrap's own choice, or DEBIAN_MIRROR)
+and, for Python, from where pip takes packages; the system itself fetches nothing.
 """
 
 from __future__ import annotations
@@ -118,9 +118,7 @@ class Machine:
         return ["nsenter", f"--target={self.leader}", "--all", "--", *own, *words]
 
     def run(self, *words: str, expected: int | None = 0) -> str:
-        done = subprocess.run(
-            self.command(*words), capture_output=True, text=True, timeout=120, check=False
-        )
+        done = subprocess.run(self.command(*words), capture_output=True, text=True, timeout=120, check=False)
         assert expected in (None, done.returncode), f"{words}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
@@ -143,7 +141,8 @@ def boot(root: Path) -> Iterator[Machine]:
         )
     try:
         machine, until = None, time.monotonic() + 60
-        while machine is None or "running" not in machine.run("systemctl", "is-system-running", expected=None):
+        asked = ("systemctl", "is-system-running")
+        while machine is None or "running" not in machine.run(*asked, expected=None):
             assert process.poll() is None, (root.parent / "console.log").read_text(errors="replace")
             assert time.monotonic() < until, "the system does not boot"
             time.sleep(0.2)

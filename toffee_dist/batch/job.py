@@ -14,7 +14,7 @@ from typing import Any
 from toffee_dist.batch.plan import Plan, Shape
 from toffee_dist.cluster.client import open_cluster
 from toffee_dist.cluster.mapping import runner
-from toffee_dist.cluster.workers import Worker, ask_workers, find_dashboard
+from toffee_dist.cluster.workers import Worker, ask_workers, compare_blas, find_dashboard
 from toffee_dist.limits import LIMITS, Limits
 from toffee_dist.progress import Progress
 from toffee_dist.settings import JobConfig
@@ -89,6 +89,8 @@ class Job:
         self._stack.close()
         self.client = self._stack.enter_context(open_cluster(config))
         self.workers = ask_workers(self.client, self.run.work)
+        if warning := compare_blas(self.workers):
+            self.progress.say(warning)
 
     def tasks(self, done: Callable[[], None]) -> RunTasks:
         """Return what runs tasks: patient as the settings say, with a place for diagnostics."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ class Worker:
     threads: int
     blas_threads: int
     memory: int
+    blas: str
 
 
 def ask_workers(client: Any, folder: Path) -> list[Worker]:
@@ -50,7 +52,7 @@ def ask_workers(client: Any, folder: Path) -> list[Worker]:
     for address, answer in sorted(found.items()):
         limit = int(info.get(address, {}).get("memory_limit") or 0)
         memory = int(limit * USABLE_SHARE) or answer["available"] // hosts.count(answer["host"])
-        workers.append(Worker(address, answer["threads"], answer["blas_threads"], memory))
+        workers.append(Worker(address, answer["threads"], answer["blas_threads"], memory, answer["blas"]))
     return workers
 
 
@@ -59,7 +61,6 @@ def probe(folder: Path, token: str, dask_worker: Any = None) -> dict[str, Any]:
     # Saves start-up time.
     import psutil
     from distributed.system import MEMORY_LIMIT
-    from threadpoolctl import threadpool_info
 
     name = f".{token}.{uuid.uuid4().hex}"
     try:
@@ -73,15 +74,50 @@ def probe(folder: Path, token: str, dask_worker: Any = None) -> dict[str, Any]:
         "host": platform.node(),
         "threads": dask_worker.state.nthreads,
         "cores": count_cores(),
-        "blas_threads": max(
-            (pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"), default=1
-        ),
+        "blas_threads": max((int(pool["num_threads"]) for pool in _blas_pools()), default=1),
+        "blas": describe_blas(),
         # A limit of the container counts, and so does what others already use.
         "available": min(MEMORY_LIMIT, psutil.virtual_memory().total) - taken,
         "versions": versions(),
         "file": name,
         "problem": problem,
     }
+
+
+def describe_blas() -> str:
+    """Return the libraries of linear algebra here, and for which processor each has chosen its code."""
+    found = {
+        f"{pool['internal_api']} {pool['version']} for {pool.get('architecture') or 'any processor'}"
+        for pool in _blas_pools()
+    }
+    return ", ".join(sorted(found))
+
+
+def _blas_pools() -> list[dict[str, Any]]:
+    # Saves start-up time. Each of these libraries brings its own.
+    import numpy  # noqa: F401
+    import scipy.linalg  # noqa: F401
+    from threadpoolctl import threadpool_info
+
+    return [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
+
+
+def compare_blas(workers: Sequence[Worker]) -> str:
+    """Return a warning where workers compute by other libraries than we do; empty where all are equal.
+
+    They add in another order, so that last digits differ: every result is right, but a run that is resumed or
+    repeated elsewhere may have other bytes. (Seen: OpenBLAS for Haswell and for SkylakeX, in one image.)
+    """
+    here = describe_blas()
+    others = sorted({worker.blas for worker in workers} - {here})
+    if not others:
+        return ""
+    count = sum(worker.blas != here for worker in workers)
+    return (
+        f"Warning: {count} of {len(workers)} workers use another BLAS ({'; '.join(others)}) than this process "
+        f"({here}): the bytes of results may differ from those of other runs. Where they must not, set "
+        "OPENBLAS_CORETYPE to one processor everywhere, or run everything from one image on machines of one kind."
+    )
 
 
 def find_dashboard(client: Any) -> str | None:

@@ -20,6 +20,7 @@ from toffee_dist.errors import InputError
 from toffee_dist.storage.disk import disk
 from toffee_dist.storage.files import create_array, read_array, read_text, save_array, write_json
 from toffee_dist.storage.local_cache import cached_copy
+from toffee_dist.storage.manifest import refuse_later_format
 from toffee_dist.storage.paths import as_remote, to_path
 from toffee_dist.tensor import TemporalTensor, index_dtype
 
@@ -153,6 +154,7 @@ def open_tensor(folder: Path | str) -> TemporalTensor:
     try:
         text = read_text(folder / HEADER)
         header = json.loads(text)
+        refuse_later_format(folder / HEADER, header)
         if header["format"] != FORMAT:
             raise ValueError(f"format {header['format']}")
         if "blocks" not in header:
