@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 include deploy/worker.env
 export
 
-.PHONY: setup demo screenshot quick test lint types check benchmarks paper clean cluster-test deploy-setup deploy-test s3-test slurm-test systemd-test image-test lock lock-test audit oldest-test
+.PHONY: setup demo screenshot quick test lint types check benchmarks paper clean cluster-test deploy-setup deploy-test s3-test slurm-test systemd-test image-test mixed-test lock lock-test audit oldest-test
 
 setup: $(VENV)/.installed
 
@@ -87,6 +87,18 @@ image-test: deploy-setup
 	@$(call debian,aardvark-dns buildah debootstrap iptables netavark podman podman-compose runc)
 	$(BIN)/python -m pytest -m deploy --durations=8 tests/deploy/test_image.py
 
+# Clusters of two Pythons and of two Dasks, which a job must refuse: environments of their own, as they would be.
+OTHER_PYTHON ?= python3.12
+OTHER_DASK ?= 2025.4.1
+mixed-test: setup
+	-@test -x .venv-python/bin/toffee || { $(OTHER_PYTHON) -m venv .venv-python && \
+	  .venv-python/bin/python -m pip install --quiet --disable-pip-version-check -e .; }
+	@test -x .venv-dask/bin/toffee || { $(PYTHON) -m venv .venv-dask && \
+	  .venv-dask/bin/python -m pip install --quiet --disable-pip-version-check -e . \
+	  dask==$(OTHER_DASK) distributed==$(OTHER_DASK); }
+	MIXED_PYTHON=$(CURDIR)/.venv-python/bin/python MIXED_DASK=$(CURDIR)/.venv-dask/bin/python \
+	  $(BIN)/python -m pytest -m deploy --durations=5 tests/deploy/test_mixed.py
+
 $(VENV)/.deploy: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,deploy]'
 	@touch $@
@@ -137,4 +149,4 @@ benchmarks: setup
 	$(BIN)/python benchmarks/future.py
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(LOCKED) build dist *.egg-info .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(LOCKED) .venv-python .venv-dask build dist *.egg-info .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis

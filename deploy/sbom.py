@@ -30,7 +30,8 @@ def list_python() -> Iterator[dict[str, Any]]:
             "version": found.version,
             "purl": f"pkg:pypi/{name.lower().replace('_', '-')}@{found.version}",
         }
-        licence = found.metadata.get("License-Expression") or found.metadata.get("License") or ""
+        told = found.metadata.json
+        licence = str(told.get("license_expression") or told.get("license") or "")
         # Some packages have the whole text there.
         if licence and "\n" not in licence and len(licence) < 80:
             component["licenses"] = [{"license": {"name": licence}}]

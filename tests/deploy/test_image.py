@@ -136,9 +136,7 @@ def make_compose(folder: Path, edges: Path, slow: Path) -> None:
     (folder / ".env").write_text(example.replace("EDGES=./edges", f"EDGES={edges}"))
 
 
-@pytest.mark.skipif(
-    sys.version_info[:2] != (3, 11), reason="the store borrows packages of 3.11"
-)
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the store borrows packages of 3.11")
 def test_compose(engine: Engine, edges: Path, threads: dict[str, str], tmp_path: Path) -> None:
     """Scheduler, two workers, a store, TLS; a worker's container is killed while it solves."""
     folder, slow = tmp_path / "toffee", tmp_path / "slow"

@@ -546,8 +546,15 @@ def contend_for(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let six find the same stale lock at the same moment."""
     with hold_lock(out):
         lock = json.loads((out / "refresh.lock").read_text())
-    (out / "refresh.lock").write_text(json.dumps(lock | {"host": "elsewhere", "seen": time.time() - 700}))
-    real = _read_lock
+    stale = json.dumps(lock | {"host": "elsewhere"})
+    (out / "refresh.lock").write_text(stale)
+    real, real_age = _read_lock, lock_module._age
+
+    def age(path: Path, holder: dict[str, Any]) -> float:
+        # Nobody can write into the past of a store; that one lock is old.
+        return 700.0 if holder["token"] == lock["token"] else real_age(path, holder)
+
+    monkeypatch.setattr(lock_module, "_age", age)
 
     def slowly(path: Path) -> dict[str, Any] | None:
         # All have seen the same before one of them acts on it.
@@ -593,15 +600,54 @@ def test_a_lease_that_is_renewed_and_one_that_is_not(tmp_path: Path, monkeypatch
         assert second["token"] == first["token"]
     assert not path.exists()
     elsewhere = first | {"host": "elsewhere"}
-    path.write_text(json.dumps(elsewhere | {"seen": time.time() - LEASE_SECONDS / 2}))
+    write_aged(path, elsewhere, LEASE_SECONDS / 2)
     with pytest.raises(UnfinishedError, match="on elsewhere"), hold_lock(tmp_path):
         pass
-    path.write_text(json.dumps(elsewhere | {"seen": time.time() - LEASE_SECONDS - 1}))
+    write_aged(path, elsewhere, LEASE_SECONDS + 1)
     with hold_lock(tmp_path):
         # Whoever lost the lock does not take it back, and does not remove what is another's now.
         path.write_text(json.dumps(elsewhere | {"seen": time.time()}))
         time.sleep(0.5)
     assert json.loads(path.read_text())["host"] == "elsewhere"
+
+
+def write_aged(path: Path, lock: dict[str, Any], seconds: float, skew: float = 0.0) -> None:
+    """Write a lock that was renewed so long ago, by a host whose clock is off."""
+    written = time.time() - seconds
+    path.write_text(json.dumps(lock | {"seen": written + skew}))
+    os.utime(path, (written, written))
+
+
+@pytest.mark.parametrize("skew", [-3600.0, 3600.0])
+def test_clocks_of_hosts_may_be_an_hour_apart(tmp_path: Path, skew: float) -> None:
+    path = tmp_path / "refresh.lock"
+    with hold_lock(tmp_path):
+        elsewhere = json.loads(path.read_text()) | {"host": "elsewhere"}
+    write_aged(path, elsewhere, 60.0, skew)
+    with pytest.raises(UnfinishedError, match="on elsewhere"), hold_lock(tmp_path):
+        pass
+    write_aged(path, elsewhere, LEASE_SECONDS + 1, skew)
+    with hold_lock(tmp_path):
+        assert json.loads(path.read_text())["host"] != "elsewhere"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("skew", [-3600.0, 3600.0])
+def test_clocks_of_hosts_and_store_may_be_an_hour_apart(
+    store: s3.Proxy, skew: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = to_path(s3.unique("clocks"))
+    with hold_lock(out):
+        elsewhere = json.loads((out / "refresh.lock").read_text()) | {"host": "elsewhere"}
+    (out / "refresh.lock").write_text(json.dumps(elsewhere | {"seen": time.time() + skew}))
+    with pytest.raises(UnfinishedError, match="on elsewhere"), hold_lock(out):
+        pass
+    # The store's clock has whole seconds.
+    monkeypatch.setattr(lock_module, "LEASE_SECONDS", 0.5)
+    time.sleep(2.1)
+    with hold_lock(out):
+        assert json.loads((out / "refresh.lock").read_text())["host"] != "elsewhere"
 
 
 @pytest.mark.job

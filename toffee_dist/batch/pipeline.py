@@ -21,7 +21,8 @@ from toffee_dist.batch.job import Job, Outcome, free_bytes, open_job
 from toffee_dist.batch.plan import Shape, batch_freqs, iter_parts, make_plan, part_rows, wanted_parts
 from toffee_dist.batch.write_outputs import CheckTask, PartTask, freqs_of
 from toffee_dist.cluster.client import check_mode, count_cores
-from toffee_dist.cluster.workers import peak_bytes, versions
+from toffee_dist.cluster.versions import versions
+from toffee_dist.cluster.workers import peak_bytes
 from toffee_dist.errors import ConfigError, InputError, QualityError, TooLargeError, UnfinishedError
 from toffee_dist.ingest.files import find_files, fingerprint, list_files
 from toffee_dist.ingest.job import ingest

@@ -11,6 +11,7 @@ from typing import Any
 
 from toffee_dist.cluster.client import count_cores
 from toffee_dist.cluster.mapping import lost
+from toffee_dist.cluster.versions import check_versions, versions
 from toffee_dist.errors import ConfigError
 
 # Dask ends a worker whose process takes more than this share of its limit.
@@ -114,9 +115,9 @@ def compare_blas(workers: Sequence[Worker]) -> str:
         return ""
     count = sum(worker.blas != here for worker in workers)
     return (
-        f"Warning: {count} of {len(workers)} workers use another BLAS ({'; '.join(others)}) than this process "
-        f"({here}): the bytes of results may differ from those of other runs. Where they must not, set "
-        "OPENBLAS_CORETYPE to one processor everywhere, or run everything from one image on machines of one kind."
+        f"Warning: {count} of {len(workers)} workers use another BLAS ({'; '.join(others)}) than this "
+        f"process ({here}): the bytes of results may differ from those of other runs. Where they must not, "
+        "set OPENBLAS_CORETYPE to one processor everywhere, or use machines of one kind."
     )
 
 
@@ -149,26 +150,6 @@ def high_water() -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
-def versions() -> dict[str, str]:
-    """Return the versions that must be the same on every machine of a run."""
-    # Saves start-up time.
-    import dask
-    import distributed
-    import numpy
-    import scipy
-
-    from toffee_dist import __version__
-
-    return {
-        "toffee_dist": __version__,
-        "python": ".".join(platform.python_version_tuple()[:2]),
-        "numpy": numpy.__version__,
-        "scipy": scipy.__version__,
-        "dask": dask.__version__,
-        "distributed": distributed.__version__,
-    }
-
-
 def _check_answer(address: str, answer: Any, folder: Path, token: str) -> None:
     if isinstance(answer, BaseException):
         raise ConfigError(
@@ -177,14 +158,7 @@ def _check_answer(address: str, answer: Any, folder: Path, token: str) -> None:
             allowed="the same toffee_dist on every worker",
             remedy="Install it there.",
         )
-    for name, version in versions().items():
-        if answer["versions"].get(name) != version:
-            raise ConfigError(
-                f"{name} of worker {address}",
-                got=answer["versions"].get(name, "none"),
-                allowed=f"{version}, as here",
-                remedy="Run client, scheduler and workers from one environment or image.",
-            )
+    check_versions(f"worker {address}", answer["versions"])
     if answer["problem"] or not (folder / answer["file"]).exists():
         raise ConfigError(
             f"storage of worker {address}",
