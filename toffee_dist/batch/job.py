@@ -14,6 +14,7 @@ from typing import Any
 from toffee_dist.batch.plan import Plan, Shape
 from toffee_dist.cluster.client import open_cluster
 from toffee_dist.cluster.mapping import runner
+from toffee_dist.cluster.traces import Traces, open_traces
 from toffee_dist.cluster.workers import Worker, ask_workers, compare_blas, find_dashboard
 from toffee_dist.limits import LIMITS, Limits
 from toffee_dist.progress import Progress
@@ -83,6 +84,7 @@ class Job:
         self._stack = stack
         self.client: Any = None
         self.workers: list[Worker] = []
+        self.traces = Traces()
 
     def connect(self, config: JobConfig) -> None:
         """Open the cluster that the settings name, after closing the one that is open."""
@@ -106,7 +108,7 @@ class Job:
     def stage(self, name: str, total: int | None = None) -> Iterator[RunTasks]:
         """Give what runs the tasks of a stage; show how far it is, and add up its seconds."""
         began = time.monotonic()
-        with self.progress.stage(name, total) as done:
+        with self.traces.stage(name, self.client), self.progress.stage(name, total) as done:
             yield self.tasks(done)
         spent = self.outcome.seconds
         spent[name] = spent.get(name, 0.0) + time.monotonic() - began
@@ -133,8 +135,9 @@ def open_job(
     config: JobConfig, run: RunFolder, progress: Progress | None = None, limits: Limits = LIMITS
 ) -> Iterator[Job]:
     """Give the job of a run, connected; its cluster is closed whatever happens."""
-    with ExitStack() as stack:
+    with open_traces(config.traces, run.run_id) as traces, ExitStack() as stack:
         job = Job(config, run, progress or Progress(), limits, stack)
+        job.traces = traces
         job.connect(config)
         if dashboard := find_dashboard(job.client):
             job.progress.say(f"dashboard: {dashboard}")

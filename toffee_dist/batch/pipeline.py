@@ -210,7 +210,7 @@ def stage_edges(job: Job, chain: Chain) -> None:
 
     # On a store, what an ingest that was cut short left is there.
     job.run.remove(staged.path)
-    with job.progress.stage("ingest") as done:
+    with job.traces.stage("ingest", job.client), job.progress.stage("ingest") as done:
         edges = config.changed(known=chain.known_nodes(job))
         ingest(edges, staged.path, job.tasks(done), job.progress.say, check, job.limits)
 
