@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 include deploy/worker.env
 export
 
-.PHONY: setup demo screenshot quick test lint types check benchmarks paper clean cluster-test deploy-setup deploy-test s3-test slurm-test systemd-test image-test mixed-test lock lock-test audit oldest-test
+.PHONY: setup demo screenshot quick test lint types check benchmarks paper clean cluster-test deploy-setup deploy-test s3-test slurm-test systemd-test image-test mixed-test watch-test lock lock-test audit oldest-test
 
 setup: $(VENV)/.installed
 
@@ -86,6 +86,11 @@ systemd-test: setup
 image-test: deploy-setup
 	@$(call debian,aardvark-dns buildah debootstrap iptables netavark podman podman-compose runc)
 	$(BIN)/python -m pytest -m deploy --durations=8 tests/deploy/test_image.py
+
+# Dask's figures behind TLS, a Prometheus that fetches them, the alarms and the dashboard.
+watch-test: setup
+	@$(call debian,prometheus)
+	$(BIN)/python -m pytest -m "deploy or not deploy" --durations=5 tests/deploy/test_watching.py
 
 # Clusters of two Pythons and of two Dasks, which a job must refuse: environments of their own, as they would be.
 OTHER_PYTHON ?= python3.12

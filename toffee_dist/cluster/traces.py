@@ -1,7 +1,7 @@
 """Traces of a run by OpenTelemetry: a span per run, stage and task, sent where the environment says (OTLP).
 
-Stages are timed here. Of tasks the scheduler knows when each ran and on which worker, so that nothing is added
-to them: it is asked at the end of every stage. Whatever fails here fails nothing else.
+Stages are timed here. Of tasks the scheduler knows when each ran and on which worker, so nothing is added to
+them: it is asked at the end of every stage. Whatever fails here fails nothing else.
 """
 
 from __future__ import annotations
