@@ -110,10 +110,9 @@ def test_every_figure_of_the_dashboard_is_there(scheduler: Scheduler, written: P
     places = set()
     for panel in read_dashboard():
         at = panel["gridPos"]
-        places |= {
-            (x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])
-        }
-        assert at["x"] + at["w"] <= 24
+        columns, rows = range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"])
+        places |= {(x, y) for x in columns for y in rows}
+        assert columns.stop <= 24
         for target in panel["targets"]:
             used = set(re.findall(r"\b(?:toffee|dask)_\w+|\bALERTS\b", target["expr"]))
             assert used
