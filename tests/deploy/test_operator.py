@@ -101,10 +101,13 @@ def test_the_job_with_a_cluster_of_its_own(api: Api) -> None:
     assert container["args"] == wanted["args"]
     assert pod["metadata"]["labels"]["dask.org/cluster-name"] == "toffee"
     assert pod["metadata"]["labels"]["dask.org/component"] == "job-runner"
+
     # What a kubelet would say: it runs, it is done; then the cluster goes.
-    for phase in ("Running", "Succeeded"):
-        name = pod["metadata"]["name"]
-        api.patch("v1", "pods", WHERE, name, {"status": {"phase": phase}})
-        status = {"Running": "Running", "Succeeded": "Successful"}[phase]
-        wait_until(lambda s=status: api.find(DASK, "daskjobs")[0].get("status", {}).get("jobStatus") == s, 60)
+    def reported() -> str:
+        [found] = api.find(DASK, "daskjobs")
+        return str(found.get("status", {}).get("jobStatus"))
+
+    for phase, status in (("Running", "Running"), ("Succeeded", "Successful")):
+        api.patch("v1", "pods", WHERE, pod["metadata"]["name"], {"status": {"phase": phase}})
+        wait_until(lambda expected=status: reported() == expected, 60)  # type: ignore[misc]
     wait_until(lambda: not api.find(DASK, "daskclusters"), 60)

@@ -58,10 +58,8 @@ def make_base(packages: Sequence[str] = PACKAGES) -> Path:
     folder = KEPT / f"{digest}.{os.getpid()}"
     mirror = [os.environ["DEBIAN_MIRROR"]] if os.environ.get("DEBIAN_MIRROR") else []
     try:
-        run(
-            *("debootstrap", "--variant=minbase", f"--include={','.join(packages)}"),
-            *(suite(), folder, *mirror),
-        )
+        words = ["debootstrap", "--variant=minbase", f"--include={','.join(packages)}", suite()]
+        run(*words, folder, *mirror)
         for waste in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale"):
             shutil.rmtree(folder / waste, ignore_errors=True)
         partial = archive.with_suffix(".part")
