@@ -39,8 +39,8 @@ types: setup
 
 check: lint types
 
-# Half of the tests wait for processes they have started: two at a time take half as long, also on two cores.
-TESTS_AT_ONCE ?= 2
+# Tests wait for processes they have started half of their time: more of them at a time than two cores take.
+TESTS_AT_ONCE ?= 3
 
 test: check
 	$(BIN)/python -m pytest --numprocesses $(TESTS_AT_ONCE) --dist worksteal --durations=25

@@ -1,6 +1,6 @@
 """Faults of storage, all of them: every write of a refresh fails in every way, and every power cut is tried.
 
-    python benchmarks/faults.py [--every N] [--workers 2] [--only-storage]
+    python benchmarks/faults.py [--every N] [--workers 2] [--only-storage] [--log FILE --minutes 5]
 
 A dry run counts the changes that a refresh makes to storage. Then each of them fails: EIO, ENOSPC, a half
 that was written, the end of the process; once, and from then on. After each, readers must see a whole run,
@@ -9,30 +9,36 @@ same changes come the states that a power cut could leave (disks.py); each must 
 
 Then come jobs on a simulated client (simulate.py) and damaged files (fuzz.py). Last line JSON: writes,
 injected, crash_states, seeds, mutations, lost, different, internal_errors, hangs.
+
+All of it takes about a quarter of an hour on two cores. With a log it may be done in pieces: what the log has
+is not done again, and the last line counts everything, with `pieces_left` where something is missing.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 from disks import FAULTS, Fault, FaultyDisk, RememberingDisk, WatchedDisk
-from fuzz import run_fuzz
-from simulate import run_seeds
+from fuzz import READERS, run_fuzz
 
 from toffee_dist.batch.seal import check_run
 from toffee_dist.refresh.job import refresh
@@ -42,22 +48,11 @@ from toffee_dist.storage.disk import using_disk
 
 # A refresh of the graph below takes a second; this is a hang.
 HANG_SECONDS = 120
+# What one piece does: about half a minute on one core.
+CASES, SEEDS = 60, 50
 
-
-@dataclass
-class Tally:
-    """What came of many tries."""
-
-    tried: int = 0
-    outcomes: Counter[str] = field(default_factory=Counter)
-    examples: list[str] = field(default_factory=list)
-
-    def add(self, name: str, outcome: str) -> None:
-        """Count one."""
-        self.tried += 1
-        self.outcomes[outcome] += 1
-        if outcome != "good" and len(self.examples) < 20:
-            self.examples.append(f"{name}: {outcome}")
+Counts = dict[str, int]
+Outcome = Callable[[], str]
 
 
 def write_edges(path: Path) -> None:
@@ -148,15 +143,20 @@ class Season:
             shutil.copytree(self.base, whole)
             before = digests(whole)
             refresh_once(self.edges, whole, 15)
-            return json.dumps([before, digests(whole)])
+            return json.dumps([before, digests(whole), sorted(sys.modules)])
 
         said = in_child(prepare)
         if not said.startswith("["):
             raise SystemExit(f"the refresh without faults failed: {said}")
-        self.before, self.after = json.loads(said)
+        self.before, self.after, modules = json.loads(said)
+        # Loaded here once, where nothing runs yet, instead of in every child.
+        for name in modules:
+            with suppress(ImportError):
+                importlib.import_module(name)
 
-    def count_writes(self) -> int:
-        """Return how many changes the third refresh makes."""
+    @cached_property
+    def writes(self) -> int:
+        """How many changes the third refresh makes."""
         out = self.copy("count")
 
         def count() -> str:
@@ -166,8 +166,9 @@ class Season:
 
         return int(in_child(count))
 
+    @cached_property
     def crash_states(self) -> list[str]:
-        """Lay out every state that a power cut in the third refresh could leave; return a name for each."""
+        """A name for every state that a power cut in the third refresh could leave, which are laid out."""
         out, log = self.copy("log"), self.folder / "states"
 
         def remember() -> str:
@@ -228,35 +229,121 @@ class Season:
         return in_child(lambda: self.judge(self.folder / "states" / f"{number:05d}"))
 
 
-def run_faults(every: int = 1, workers: int = 2) -> dict[str, int]:
-    """Inject every fault into every `every`-th write, try every power cut, and return the counts."""
-    with tempfile.TemporaryDirectory(prefix="toffee-") as name:
-        season = Season(Path(name))
-        writes = season.count_writes()
-        print(f"a refresh makes {writes} changes to storage", flush=True)
-        injected, cuts = Tally(), Tally()
-        cases = [(fault, at) for at in range(1, writes + 1, every) for fault in FAULTS]
-        with ThreadPoolExecutor(workers) as pool:
-            for (fault, at), outcome in zip(cases, pool.map(lambda c: season.inject(*c), cases), strict=True):
-                injected.add(f"{fault[0]}{' from then on' * fault[1]} at write {at}", outcome)
-            print(f"{injected.tried} faults: {dict(injected.outcomes)}", flush=True)
-            names = season.crash_states()
-            chosen = range(0, len(names), every)
-            for number, outcome in zip(chosen, pool.map(season.after_power_cut, chosen), strict=True):
-                cuts.add(f"{number}: {names[number]}", outcome)
-            print(f"{cuts.tried} power cuts: {dict(cuts.outcomes)}", flush=True)
-        for line in injected.examples + cuts.examples:
-            print(f"  {line}", flush=True)
-    both = injected.outcomes + cuts.outcomes
-    return {
-        "writes": writes,
-        "injected": injected.tried,
-        "crash_states": cuts.tried,
-        "lost": sum(n for said, n in both.items() if said.startswith(("error", "readers", "ended"))),
-        "different": both["different"],
-        "internal_errors": sum(n for said, n in both.items() if said.startswith("internal")),
-        "hangs": both["hang"],
-    }
+@dataclass(frozen=True)
+class Piece:
+    """A part of all this, which may be done by itself."""
+
+    name: str
+    run: Callable[[], Counts]
+
+
+def count_outcomes(kind: str, cases: Sequence[tuple[str, Outcome]]) -> Counts:
+    """Try some faults or power cuts, and count how they ended; say which did not end well."""
+    found = Counter({kind: len(cases)})
+    for name, run in cases:
+        said = run()
+        if said == "good":
+            continue
+        print(f"  {name}: {said}", flush=True)
+        first = said.split(maxsplit=1)[0]
+        found[
+            {"different": "different", "internal": "internal_errors", "hang": "hangs"}.get(first, "lost")
+        ] += 1
+    return dict(found)
+
+
+def storage_pieces(season: Season, every: int) -> list[Piece]:
+    """Return every fault of every `every`-th write, and every `every`-th power cut."""
+    faults: list[tuple[str, Outcome]] = [
+        (f"{fault}{' from then on' * on} at write {at}", partial(season.inject, (fault, on), at))
+        for at in range(1, season.writes + 1, every)
+        for fault, on in FAULTS
+    ]
+    cuts: list[tuple[str, Outcome]] = [
+        (f"{number}: {name}", partial(season.after_power_cut, number))
+        for number, name in enumerate(season.crash_states)
+        if number % every == 0
+    ]
+    return [
+        Piece(f"{kind} {start}", partial(count_outcomes, kind, cases[start : start + CASES]))
+        for kind, cases in (("injected", faults), ("crash_states", cuts))
+        for start in range(0, len(cases), CASES)
+    ]
+
+
+def simulate_seeds(first: int, count: int) -> Counts:
+    """Run jobs on a simulated client, in a process of their own."""
+    script = Path(__file__).with_name("simulate.py")
+    command = [sys.executable, str(script), f"--seeds={count}", f"--first={first}"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    *said, last = done.stdout.splitlines()
+    for line in said:
+        print(f"  {line}", flush=True)
+    found: Counts = json.loads(last)
+    return {name: found[name] for name in ("seeds", "lost", "different")}
+
+
+def fuzz_reader(reader: str, mutations: int) -> Counts:
+    """Damage the files of one reader."""
+    found = run_fuzz(mutations, seed=0, readers=[reader])
+    return {name: found[name] for name in ("mutations", "internal_errors", "hangs")}
+
+
+class Log:
+    """What was counted so far, a line per piece.
+
+    Parameters
+    ----------
+    path
+        The file; None: nothing is kept.
+    asked
+        What the pieces are pieces of: a log of something else is refused.
+    """
+
+    def __init__(self, path: Path | None, asked: dict[str, int]) -> None:
+        self.path, self.found = path, dict[str, Counts]()
+        if path is None:
+            return
+        if path.exists():
+            first, *lines = map(json.loads, path.read_text().splitlines())
+            if first != asked:
+                raise SystemExit(f"{path} is the log of {first}, not of {asked}")
+            self.found = {name: counts for name, counts in lines}
+        else:
+            path.write_text(json.dumps(asked) + "\n")
+
+    def add(self, name: str, counts: Counts) -> None:
+        """Note what a piece has found."""
+        self.found[name] = counts
+        print(f"{name}: {counts}", flush=True)
+        if self.path is not None:
+            with self.path.open("a") as file:
+                file.write(json.dumps([name, counts]) + "\n")
+
+
+def run_pieces(pieces: Sequence[Piece], log: Log, workers: int, minutes: float) -> None:
+    """Do what the log does not have, some at once; after so many minutes nothing new begins."""
+    until = time.monotonic() + 60 * minutes if minutes else float("inf")
+
+    def work(piece: Piece) -> None:
+        if time.monotonic() < until:
+            log.add(piece.name, piece.run())
+
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(work, [piece for piece in pieces if piece.name not in log.found]))
+
+
+COUNTS = (
+    "writes",
+    "injected",
+    "crash_states",
+    "seeds",
+    "mutations",
+    "lost",
+    "different",
+    "internal_errors",
+    "hangs",
+)
 
 
 def main() -> None:
@@ -268,18 +355,35 @@ def main() -> None:
     parser.add_argument("--only-storage", action="store_true", help="No simulated clients, no fuzzing.")
     parser.add_argument("--seeds", type=int, default=1000, help="Runs on a simulated client.")
     parser.add_argument("--mutations", type=int, default=10_000, help="Damaged files per reader.")
+    parser.add_argument("--log", type=Path, help="Keep what was counted, and go on from there.")
+    parser.add_argument(
+        "--minutes", type=float, default=0, help="Begin nothing after this long; 0: no limit."
+    )
+    parser.add_argument("--pieces", nargs="+", default=[""], help="Only those whose names begin so.")
     arguments = parser.parse_args()
-    found = run_faults(arguments.every, arguments.workers)
-    if not arguments.only_storage:
-        simulated = run_seeds(arguments.seeds, say=lambda line: print(f"  {line}", flush=True))
-        fuzzed = run_fuzz(arguments.mutations, seed=0)
-        found |= {"seeds": simulated["seeds"], "mutations": fuzzed["mutations"]}
-        found["lost"] += simulated["lost"]
-        found["different"] += simulated["different"]
-        for name in ("internal_errors", "hangs"):
-            found[name] += fuzzed[name]
-    print(json.dumps(found))
-    sys.exit(any(found[name] for name in ("lost", "different", "internal_errors", "hangs")))
+    seeds, mutations = (0, 0) if arguments.only_storage else (arguments.seeds, arguments.mutations)
+    log = Log(arguments.log, {"every": arguments.every, "seeds": seeds, "mutations": mutations})
+    with tempfile.TemporaryDirectory(prefix="toffee-") as name:
+        season = Season(Path(name))
+        print(f"a refresh makes {season.writes} changes to storage", flush=True)
+        pieces = storage_pieces(season, arguments.every)
+        pieces += [
+            Piece(f"seeds {first}", partial(simulate_seeds, first, min(SEEDS, seeds - first)))
+            for first in range(0, seeds, SEEDS)
+        ]
+        pieces += [
+            Piece(f"mutations {reader}", partial(fuzz_reader, reader, mutations))
+            for reader in (READERS if mutations else ())
+        ]
+        wanted = [piece for piece in pieces if piece.name.startswith(tuple(arguments.pieces))]
+        run_pieces(wanted, log, arguments.workers, arguments.minutes)
+        total = Counter({"writes": season.writes})
+    for counts in log.found.values():
+        total.update(counts)
+    found = {name: total[name] for name in COUNTS}
+    left = len(pieces) - len(log.found)
+    print(json.dumps(found | ({"pieces_left": left} if left else {})))
+    sys.exit(any(found[name] for name in COUNTS[-4:]) or left > 0)
 
 
 if __name__ == "__main__":

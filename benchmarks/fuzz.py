@@ -55,6 +55,21 @@ BATCH = 250
 HANG, DIED = -1, -2
 NAMES = {HANG: "hang", DIED: "died"}
 
+READERS = (
+    "text",
+    "parquet",
+    "arrow",
+    "manifest",
+    "pointer",
+    "job",
+    "ingest",
+    "npy",
+    "toml",
+    "registry",
+    "nodes",
+    "vectors",
+)
+
 Mutate = Callable[[random.Random, bytes], bytes]
 
 

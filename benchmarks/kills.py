@@ -1,10 +1,11 @@
 """Kill `toffee embed` of a real graph at random moments, go on with `toffee resume`, and compare the bytes.
 
-    python benchmarks/kills.py --kills 50
+    python benchmarks/kills.py --kills 50 [--log FILE --minutes 5]
 
 Killed (SIGKILL) is the client, one worker, or every worker; on threads, on local processes and on a cluster.
 The graph is email by weeks with trajectory and factors: a whole batch of its frequencies is transformed by an
-FFT, and what is left of one directly. The last line is JSON.
+FFT, and what is left of one directly. The last line is JSON. With a log the kills may be done in pieces: what
+the log has is not done again, and the last line counts everything.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ import psutil
 from fixed_jobs import COMMAND, digest
 from graphs import DATA, SOURCES
 
-from toffee_dist.storage.runs import RunFolder, find_latest, list_runs
+from toffee_dist.errors import InputError
+from toffee_dist.storage.runs import RunFolder, find_latest, find_unfinished, list_runs
 
 OPTIONS = "--time-unit=s --step=7d --rank=8 --outputs=trajectory,factors --freqs=all --no-report --wait=30"
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -123,8 +125,8 @@ class Killing:
     """
 
     def __init__(self, folder: Path, seed: int, say: Callable[[str], None]) -> None:
-        self.folder, self.say = folder, say
-        self.rng = random.Random(seed)
+        self.folder, self.seed, self.say = folder, seed, say
+        self.rng = random.Random()
         out = folder / "undisturbed"
         run = self._embed(out, "threads")
         _wait_for_run(run, out)
@@ -147,8 +149,12 @@ class Killing:
             _, text = process.communicate()
         return process.returncode, text
 
-    def kill(self, mode: str, who: str, cluster: tuple[str, list[Any]] | None) -> tuple[bool, bool]:
+    def kill(
+        self, number: int, mode: str, who: str, cluster: tuple[str, list[Any]] | None
+    ) -> tuple[bool, bool]:
         """Kill one run and go on with it; return whether it finished, and with the same bytes."""
+        # Each has moments of its own, whatever was killed before.
+        self.rng.seed(f"{self.seed} {number}")
         out = self.folder / "killed"
         while True:
             shutil.rmtree(out, ignore_errors=True)
@@ -162,6 +168,9 @@ class Killing:
                     stop(run)
         code, text = self._finish(run)
         first, resumed = code, 0
+        if code in (1, 2, 3):
+            self.say(f"{mode}, {who} killed: exit {code}, {text.strip()[-300:]}")
+            return False, False
         while code and resumed < RESUMES:
             resumed += 1
             code, text = self._go_on(out)
@@ -193,7 +202,12 @@ class Killing:
         return moment
 
     def _go_on(self, out: Path) -> tuple[int, str]:
-        """Resume a run; one that was killed before it said what it is of is started again."""
+        """Resume a run; one that was killed before it said what it is of is started again.
+
+        One that was killed when all was done, and only its process had not ended, needs nothing.
+        """
+        if find_latest(out) is not None and not _unfinished(out):
+            return 0, ""
         if any(run.begun or run.complete for run in list_runs(out)):
             return self._finish(start(*COMMAND, "resume", str(out), "--mode=threads", f"--workers={WORKERS}"))
         return self._finish(self._embed(out, "threads"))
@@ -206,34 +220,75 @@ def _wait_for_run(process: subprocess.Popen[str], out: Path) -> None:
         time.sleep(0.01)
 
 
+def _unfinished(out: Path) -> bool:
+    try:
+        find_unfinished(out)
+    except InputError:
+        return False
+    return True
+
+
 def _published(out: Path) -> RunFolder:
     run = find_latest(out)
     assert run is not None
     return run
 
 
-def run_kills(count: int, seed: int = 0, say: Callable[[str], None] = print) -> dict[str, int]:
-    """Kill this many runs, one after the other in every way; return how many finished, and how many alike."""
-    result = {"kills": 0, "finished": 0, "same_bytes": 0}
+def run_kills(
+    count: int,
+    seed: int = 0,
+    say: Callable[[str], None] = print,
+    log: Path | None = None,
+    minutes: float = 0,
+) -> dict[str, int]:
+    """Kill this many runs, one after the other in every way; return how many finished, and how many alike.
+
+    Parameters
+    ----------
+    count
+        How many.
+    seed
+        Of the moments.
+    say
+        Is told how each ended.
+    log
+        Has a line per kill: those of it are not done again, but counted.
+    minutes
+        After so many nothing new begins; 0: no limit.
+    """
+    until = time.monotonic() + 60 * minutes if minutes else float("inf")
+    done = [json.loads(line) for line in log.read_text().splitlines()] if log and log.exists() else []
     with tempfile.TemporaryDirectory(prefix="toffee-") as name, open_cluster() as cluster:
         killing = Killing(Path(name), seed, say)
-        for number in range(count):
+        for number in range(len(done), count):
+            if time.monotonic() > until:
+                break
             mode, who = WAYS[number % len(WAYS)]
-            finished, same = killing.kill(mode, who, cluster if mode == "cluster" else None)
-            result["kills"] += 1
-            result["finished"] += finished
-            result["same_bytes"] += same
-    return result
+            done.append(killing.kill(number, mode, who, cluster if mode == "cluster" else None))
+            if log:
+                with log.open("a") as file:
+                    file.write(json.dumps(done[-1]) + "\n")
+    return {
+        "kills": len(done),
+        "finished": sum(finished for finished, _ in done),
+        "same_bytes": sum(same for _, same in done),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=50, help="How many.")
     parser.add_argument("--seed", type=int, default=0, help="Of the moments.")
+    parser.add_argument("--log", type=Path, help="Keep what was done, and go on from there.")
+    parser.add_argument(
+        "--minutes", type=float, default=0, help="Begin nothing after this long; 0: no limit."
+    )
     arguments = parser.parse_args()
-    result = run_kills(arguments.kills, arguments.seed)
+    result = run_kills(arguments.kills, arguments.seed, log=arguments.log, minutes=arguments.minutes)
     print(json.dumps(result))
-    sys.exit(result["same_bytes"] != result["kills"])
+    sys.exit(result["same_bytes"] != arguments.kills)
 
 
 if __name__ == "__main__":

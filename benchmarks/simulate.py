@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -49,6 +49,8 @@ SMALL = Limits(
     batch_rows=100,
     table_rows=9,
 )
+# The same, and every slice in several blocks of nodes.
+BLOCKS = replace(SMALL, block_work=150, slice_bytes=0)
 WORKERS = 3
 DAY = 86_400
 
@@ -354,7 +356,7 @@ def digests(run: RunFolder) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Bench:
-    """Two jobs with what an undisturbed run of each gives: an embedding, and a refresh after another.
+    """Jobs with what an undisturbed run of each gives: embeddings, and a refresh after another.
 
     Parameters
     ----------
@@ -365,14 +367,14 @@ class Bench:
     folder: Path
     expected: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def prepare(self) -> None:
-        """Write the edges, and run both undisturbed."""
+    def prepare(self, *kinds: str) -> None:
+        """Write the edges, and run jobs of these kinds, or of all, undisturbed."""
         # Some nodes have left when the refresh comes, and it forgets them.
         write_days(self.folder / "edges", 1, 2, nodes=24)
         write_days(self.folder / "edges", 2, 8)
         refresh(self.night(self.folder / "before"), limits=SMALL)
         write_days(self.folder / "edges", 8, 9, nodes=20)
-        for kind in KINDS:
+        for kind in kinds or KINDS:
             out = self.make_out(kind, "undisturbed")
             self.expected[kind] = digests(self.run(kind, out))
 
@@ -382,6 +384,11 @@ class Bench:
         if kind == "refresh":
             shutil.copytree(self.folder / "before", out)
         return out
+
+    def embed_in_blocks(self, out: Path) -> JobConfig:
+        """Return the settings of an embedding whose slices take few passes, of a dozen tasks each."""
+        few = {"outputs": ("embedding", "trajectory"), "freqs": "lowest:2", "max_iter": 2}
+        return JobConfig.read({**self._options(out), **few})
 
     def embed(self, out: Path) -> JobConfig:
         """Return the settings of an embedding with every output."""
@@ -403,9 +410,10 @@ class Bench:
         if kind == "refresh":
             refresh(self.night(out), limits=SMALL)
         elif again:
-            resume_run(find_unfinished(out), {}, limits=SMALL)
+            resume_run(find_unfinished(out), {}, limits=LIMITS_OF[kind])
         else:
-            start_run(self.embed(out), limits=SMALL)
+            config = self.embed_in_blocks(out) if kind == "blocks" else self.embed(out)
+            start_run(config, limits=LIMITS_OF[kind])
         found = find_latest(out)
         assert found is not None
         return found
@@ -417,10 +425,10 @@ class Bench:
         except _ClientKilled:
             return self.run(kind, out, again=True), 1
 
-    def run_seed(self, seed: int) -> tuple[str, Counter[str]]:
+    def run_seed(self, seed: int, kind: str = "") -> tuple[str, Counter[str]]:
         """Run a job as a seed says; return what is wrong with it, empty where nothing is, and what it met."""
         rng = random.Random(seed)
-        kind = rng.choice(KINDS)
+        kind = kind or rng.choice(KINDS)
         out = self.make_out(kind, f"{seed}")
         cluster = SimulatedCluster(seed, rng.randrange(400) if rng.random() < 0.3 else None)
         try:
@@ -443,7 +451,8 @@ class Bench:
         return "", cluster.seen
 
 
-KINDS = ("embed", "refresh")
+KINDS = ("embed", "blocks", "refresh")
+LIMITS_OF = {"embed": SMALL, "blocks": BLOCKS, "refresh": SMALL}
 
 
 def run_seeds(count: int, first: int = 0, say: Callable[[str], None] = print) -> dict[str, int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,28 @@ settings.register_profile("thorough", settings.get_profile("default"), max_examp
 # A glance, for `make quick`.
 settings.register_profile("quick", settings.get_profile("default"), max_examples=8)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "default"))
+
+MEMORY = Path("/dev/shm")
+# Far more than two tests have at once; containers often have 64 MiB there.
+MEMORY_BYTES = 4 << 30
+
+
+def keep_files_in_memory() -> None:
+    """Let temporary files, also those of processes that tests start, be in memory where there is room.
+
+    Everything published is synced, which takes half of the time of a small job on a disk; which syncs come in
+    which order is tested by what they are asked to do (tests/storage/test_disk.py). A TMPDIR is respected.
+    """
+    if "TMPDIR" in os.environ or not os.access(MEMORY, os.W_OK):
+        return
+    folder = MEMORY / f"toffee-tests-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    ours = folder.stat().st_uid == os.getuid() and not folder.is_symlink()
+    if ours and shutil.disk_usage(MEMORY).free > MEMORY_BYTES:
+        os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+
+
+keep_files_in_memory()
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 

@@ -21,7 +21,7 @@ from toffee_dist.storage.tensors import open_tensor, stage_tensor
 @given(events(weights=EXTREME), st.integers(1, 9), st.sampled_from(["single", "double"]))
 def test_any_graph_gives_finite_results(rows: Events, rank: int, precision: Any) -> None:
     tensor = rows.tensor(entry="sum", pair_weight="raw")
-    model = Toffee(rank=rank, precision=precision, freqs="all").fit(tensor)
+    model = Toffee(rank=rank, precision=precision, freqs="all", trajectory_by="als").fit(tensor)
     assert model.embedding_.shape == (rows.n_nodes, rank)
     assert model.embedding_.dtype == np.float32
     Z = model.trajectory()
@@ -35,7 +35,7 @@ def test_any_graph_gives_finite_results(rows: Events, rank: int, precision: Any)
 
 @given(events(), st.sampled_from(["auto", "all", "lowest:2", "strongest:2"]))
 def test_every_choice_of_frequencies_works_on_every_graph(rows: Events, freqs: str) -> None:
-    model = Toffee(rank=3, freqs=freqs).fit(rows.tensor())
+    model = Toffee(rank=3, freqs=freqs, trajectory_by="als").fit(rows.tensor())
     chosen = model.freqs_
     assert chosen.freqs[0] == 0
     assert chosen.freqs == sorted(set(chosen.freqs))
@@ -46,7 +46,7 @@ def test_every_choice_of_frequencies_works_on_every_graph(rows: Events, freqs: s
 
 
 def test_only_what_is_asked_for_is_solved() -> None:
-    model = Toffee(rank=4, freqs="lowest:3").fit(random_tensor(0, 60, 10, 500))
+    model = Toffee(rank=4, freqs="lowest:3", trajectory_by="als").fit(random_tensor(0, 60, 10, 500))
     assert model.fit_report_["k"].to_list() == [0]
     model.score_pairs([0], [1])
     assert model.fit_report_["k"].to_list() == [0]
@@ -69,12 +69,56 @@ def test_same_seed_same_bytes() -> None:
 @pytest.mark.parametrize("directed", [True, False])
 def test_canonical_embedding_is_the_sum_of_the_trajectory_up_to_scale(directed: bool) -> None:
     tensor = random_tensor(2, 60, 7, 500, directed=directed)
-    model = Toffee(rank=5, freqs="all", precision="double").fit(tensor)
+    model = Toffee(rank=5, freqs="all", precision="double", trajectory_by="als").fit(tensor)
     basis = model._basis()
     summed = model.trajectory().sum(axis=0)
     np.testing.assert_allclose(summed, model.embedding_ * np.cbrt(basis.S), atol=1e-5)
     largest = np.abs(model.embedding_).argmax(axis=0)
     assert (model.embedding_[largest, np.arange(5)] > 0).all()
+
+
+@given(events(), st.booleans(), st.sampled_from(["sum", "energy"]))
+def test_the_filter_sums_to_the_sum(rows: Events, causal: bool, basis: Any) -> None:
+    tensor = rows.tensor(entry="sum", pair_weight="raw")
+    model = Toffee(rank=3, causal=causal, basis=basis, precision="double").fit(tensor)
+    Z = model.trajectory()
+    assert Z.shape == (rows.n_steps, rows.n_nodes, 3)
+    assert np.isfinite(Z).all()
+    # Nothing but the zero slice was solved.
+    assert model.fit_report_["k"].to_list() == [0]
+    V = model._filter()[0]
+    if not causal:
+        total = np.asarray(tensor.to_coo().todense()).sum(axis=2) @ V
+        np.testing.assert_allclose(Z.sum(axis=0), total, atol=1e-4)
+    some, last = np.array([rows.n_nodes - 1, 0, 0]), [rows.n_steps - 1]
+    np.testing.assert_allclose(model.trajectory(some, last)[0], Z[-1, some], atol=1e-6)
+    scores = model.score_pairs([0], [rows.n_nodes - 1], step=0)
+    assert np.isfinite(scores).all()
+
+
+def test_structure_that_cancels_in_the_sum_is_found_in_all_energy() -> None:
+    """Two groups that link within on even steps and across on odd ones: the sum is flat."""
+    rng = np.random.default_rng(0)
+    group = np.arange(60) % 2
+    i, j, t = [], [], []
+    for step in range(40):
+        a, b = np.triu_indices(60, 1)
+        alike = (group[a] == group[b]) == (step % 2 == 0)
+        linked = rng.random(len(a)) < np.where(alike, 0.12, 0.01)
+        i.append(a[linked])
+        j.append(b[linked])
+        t.append(np.full(int(linked.sum()), step))
+    rows = (np.concatenate(column) for column in (i, j, t))
+    tensor = TemporalTensor.from_events(*rows, n_nodes=60, n_steps=40, directed=False, pair_weight="raw")
+
+    def apart(basis: Any) -> float:
+        Z = Toffee(rank=4, basis=basis).fit(tensor).trajectory()[10]
+        means = np.stack([Z[group == g].mean(axis=0) for g in (0, 1)])
+        within = np.sqrt(np.mean([np.square(Z[group == g] - means[g]).sum(axis=1).mean() for g in (0, 1)]))
+        return float(np.linalg.norm(means[0] - means[1]) / within)
+
+    assert apart("energy") > 3
+    assert apart("energy") > 2 * apart("sum")
 
 
 def test_target_role() -> None:
@@ -126,7 +170,8 @@ def _power(symmetric: Any, exponent: float) -> Any:
 
 def test_scores_at_a_step_find_the_links_of_that_step() -> None:
     tensor = random_tensor(6, 20, 5, 100, pair_weight="raw")
-    model = Toffee(rank=20, reg_a=0, reg_r=0, precision="double", freqs="all").fit(tensor)
+    model = Toffee(rank=20, reg_a=0, reg_r=0, precision="double", freqs="all", trajectory_by="als")
+    model.fit(tensor)
     dense = np.asarray(tensor.to_coo().todense())
     i, j = (index.ravel() for index in np.indices((20, 20)))
     np.testing.assert_allclose(model.score_pairs(i, j, step=2).reshape(20, 20), dense[:, :, 2], atol=1e-5)

@@ -147,7 +147,9 @@ def test_the_estimator_has_the_options_of_the_settings() -> None:
     given = inspect.signature(Toffee.__init__).parameters
     defaults = {name: parameter.default for name, parameter in given.items() if name != "self"}
     fields = ModelSettings.model_fields.items()
-    assert defaults == {name: field.default for name, field in fields if name not in ("outputs", "model")}
+    assert defaults == {
+        name: field.default for name, field in fields if name not in ("outputs", "model", "dense")
+    }
 
 
 def test_every_setting_is_an_option_and_says_what_it_is() -> None:
@@ -176,7 +178,7 @@ def test_plan_embed_and_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[st
     config = tmp_path / "job.toml"
     config.write_text(
         f'inputs = ["{edges}"]\nout = "{tmp_path / "out"}"\nrank = 8\nmode = "threads"\n'
-        'outputs = "embedding,trajectory"\nfreqs = "lowest:5"\n'
+        'outputs = "embedding,trajectory"\nfreqs = "lowest:5"\ntrajectory_by = "als"\n'
     )
     main(["plan", "--config", str(config)])
     text = capsys.readouterr().out

@@ -17,11 +17,13 @@ from toffee_dist.batch.remote_solver import RemoteSolver
 from toffee_dist.errors import ConfigError, InputError, NotFittedError
 from toffee_dist.ingest.frames import is_edges, read_edges
 from toffee_dist.kernels import embedding
+from toffee_dist.kernels.energy_basis import energy_basis
+from toffee_dist.kernels.filter import ActiveRows, TimeKernel, filter_rows, learn_kernel, project_rows
 from toffee_dist.kernels.frequencies import FrequencyChoice, choose_freqs
 from toffee_dist.kernels.gauge import CommonBasis, common_basis
 from toffee_dist.kernels.solvers import SliceFactors, SliceReport, solve_slices
 from toffee_dist.kernels.spectrum import count_freqs, node_energies
-from toffee_dist.settings import Gauge, ModelSettings, Precision, SolverName
+from toffee_dist.settings import Basis, Gauge, ModelSettings, Precision, SolverName, TrajectoryBy
 from toffee_dist.tensor import Floats, as_tensor
 
 # The settings declare the options; the signature is explicit because scikit-learn reads it.
@@ -49,8 +51,18 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
         ``none``: the paper's raw A·R, whose axes are arbitrary.
     reduce
         What one vector per node sums over: ``sum``, ``last:N`` or ``decay:HALF_LIFE``, in steps.
+    trajectory_by
+        ``filter``: each node's links, smoothed in time as far as they stand out of noise; ``als``: a low-rank
+        fit per frequency, slower, better only for the faintest rhythms.
+    denoise
+        How strongly the filter removes noise: 1 reconstructs best, more is steadier.
+    causal
+        Whether the vector of a step uses nothing after it (given the basis, and entries that know nothing of
+        it either: ``pair_weight="raw"``).
+    basis
+        Axes of the filtered trajectory: of the ``sum`` over time, or of all ``energy``.
     freqs
-        Frequencies of the trajectory: ``auto``, ``all``, ``lowest:K`` or ``strongest:K``.
+        Frequencies of a trajectory by ALS: ``auto``, ``all``, ``lowest:K`` or ``strongest:K``.
     tol
         A slice has converged when an iteration lowers its objective by less than this share of it.
     max_iter
@@ -89,6 +101,10 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
         solver: SolverName = _DEFAULT.solver,
         gauge: Gauge = _DEFAULT.gauge,
         reduce: str = _DEFAULT.reduce,
+        trajectory_by: TrajectoryBy = _DEFAULT.trajectory_by,
+        denoise: float = _DEFAULT.denoise,
+        causal: bool = _DEFAULT.causal,
+        basis: Basis = _DEFAULT.basis,
         freqs: str = _DEFAULT.freqs,
         tol: float = _DEFAULT.tol,
         max_iter: int = _DEFAULT.max_iter,
@@ -102,6 +118,10 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
         self.solver = solver
         self.gauge = gauge
         self.reduce = reduce
+        self.trajectory_by = trajectory_by
+        self.denoise = denoise
+        self.causal = causal
+        self.basis = basis
         self.freqs = freqs
         self.tol = tol
         self.max_iter = max_iter
@@ -129,7 +149,8 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
             Of edges: what `toffee embed` takes, such as ``step="1h"``, ``source="from"`` or
             ``undirected=True``.
         """
-        options = ModelSettings(**self.get_params(deep=False)).solver_settings()
+        settings = ModelSettings(**self.get_params(deep=False))
+        options = settings.solver_settings()
         self._solver = None if client is None else RemoteSolver(client, storage)
         if is_edges(X):
             if self._solver is None:
@@ -141,7 +162,8 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
         else:
             tensor = as_tensor(X)
         weights = embedding.step_weights(self.reduce, tensor.n_steps)
-        self._fitted_options = options
+        self._fitted_options, self._fitted_settings = options, settings
+        self._filter_cache: tuple[NDArray[Any], ActiveRows, TimeKernel] | None = None
         self._fitted_freqs, self._fitted_gauge = self.freqs, self.gauge
         self._tensor = tensor
         self._slices: dict[int, SliceFactors] = {}
@@ -226,9 +248,9 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
     def trajectory(self, nodes: ArrayLike | None = None, steps: ArrayLike | None = None) -> NDArray[Any]:
         """Return a vector per step and node, (n_steps, n_nodes, rank), in the common basis.
 
-        Solves the frequencies of ``freqs`` that are not solved yet. Its sum over the steps is U·S of the
-        zero slice: the canonical embedding up to a scale of each column. With ``gauge="none"``, the
-        paper's raw inverse transform of A_k R_k.
+        Its sum over the steps is X_0 V, or by ALS U·S of the zero slice: the canonical embedding up to a
+        scale of each column. By ALS, the frequencies of ``freqs`` that are not solved yet are solved now.
+        With ``gauge="none"``, the paper's raw inverse transform of A_k R_k.
 
         Parameters
         ----------
@@ -238,6 +260,11 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
         self._check_fitted()
         nodes = None if nodes is None else self._check_rows("nodes", nodes, self._tensor.n_nodes)
         steps = None if steps is None else self._check_rows("steps", steps, self._tensor.n_steps)
+        if self._fitted_settings.filtered:
+            _, rows, kernel = self._filter()
+            rows = rows if nodes is None else rows.take(np.asarray(nodes))
+            wanted = np.arange(self._tensor.n_steps) if steps is None else np.asarray(steps)
+            return filter_rows(rows, kernel, wanted).transpose(1, 0, 2)
         slices = self._solve(self.freqs_.freqs)
         V = None if self._fitted_gauge == "none" else self._basis().V
         return embedding.trajectory(slices, V, self._tensor.n_steps, nodes, steps)
@@ -272,7 +299,8 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
         source, target
             Rows of the pairs.
         step
-            A step, scored with the frequencies of ``freqs``; None sums over time as ``reduce`` says.
+            A step: the entry of the filtered trajectory, or by ALS of the frequencies of ``freqs``; None sums
+            over time as ``reduce`` says.
         """
         self._check_fitted()
         i = self._check_rows("source", source, self._tensor.n_nodes)
@@ -287,6 +315,13 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
         if step is None:
             return embedding.pair_scores({0: self._reduced}, i, j, self._tensor.n_steps, None)
         self._check_rows("step", [step], self._tensor.n_steps)
+        if self._fitted_settings.filtered:
+            V, rows, kernel = self._filter()
+            Z = filter_rows(rows, kernel, np.array([step]))[:, 0]
+            scores = np.einsum("pr,pr->p", Z[i], V[j])
+            if not self._tensor.directed:
+                scores = (scores + np.einsum("pr,pr->p", Z[j], V[i])) / 2
+            return np.asarray(scores, dtype=np.float64)
         slices = self._solve(self.freqs_.freqs)
         return embedding.pair_scores(slices, i, j, self._tensor.n_steps, step)
 
@@ -302,6 +337,17 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
         if self._basis_cache is None:
             self._basis_cache = common_basis(self._solve([0])[0])
         return self._basis_cache
+
+    def _filter(self) -> tuple[NDArray[Any], ActiveRows, TimeKernel]:
+        """Return the basis, the rows in it, and the kernel in time."""
+        if self._filter_cache is None:
+            settings, tensor = self._fitted_settings, self._tensor
+            energy = settings.basis == "energy"
+            V = energy_basis(tensor, settings.rank, settings.seed) if energy else self._basis().V
+            rows = project_rows(tensor, V)
+            kernel = learn_kernel([rows], tensor.n_steps, causal=settings.causal, strength=settings.denoise)
+            self._filter_cache = V, rows, kernel
+        return self._filter_cache
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "_reduced"):

@@ -29,6 +29,12 @@ class Limits:
         nothing; and frequencies that it has at the most.
     part_bytes
         What a task that writes a part of an output holds.
+    block_work, max_block_work
+        Work of one block of a slice that is cut into blocks of nodes, in pairs (`batch.blocks.ROW_PAIRS`). A
+        graph of less is one block, and its slices are solved in one task each. Every block reads all others
+        in a pass, so blocks of a large graph are larger, up to what a worker can be expected to hold.
+    slice_bytes
+        What a task may hold that solves a slice whole; a larger one is cut into blocks too.
     table_rows, table_pairs
         Rows of a table, and pairs, that are held at once.
     """
@@ -46,6 +52,9 @@ class Limits:
     task_seconds: float = 4.0
     max_batch: int = 64
     part_bytes: int = 96 << 20
+    block_work: int = 6 << 20
+    max_block_work: int = 64 << 20
+    slice_bytes: int = 3 << 30
     table_rows: int = 1 << 20
     table_pairs: int = 1 << 22
 

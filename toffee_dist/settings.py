@@ -26,10 +26,14 @@ from toffee_dist.errors import ConfigError, ToffeeError
 
 Entry = Literal["binary", "count", "sum"]
 PairWeight = Literal["raw", "log", "unit"]
+# `auto` is one of the others, by what is asked for.
+PairWeightOption = Literal["auto", "raw", "log", "unit"]
 TimeUnit = Literal["auto", "s", "ms", "us", "ns", "number"]
 SolverName = Literal["auto", "als", "closed_form", "compressed"]
 Precision = Literal["single", "double"]
 Gauge = Literal["canonical", "none"]
+TrajectoryBy = Literal["filter", "als"]
+Basis = Literal["sum", "energy"]
 ModelName = Literal["toffee", "toffee-", "tsvd", "rescal"]
 Output = Literal["embedding", "trajectory", "factors", "spectrum"]
 OnBadRows = Literal["error", "skip"]
@@ -132,6 +136,25 @@ def parse_freqs(spec: str) -> tuple[str, int]:
     if kind in ("lowest", "strongest") and is_count(text):
         return kind, int(text)
     raise ConfigError("freqs", got=repr(spec), allowed="auto, all, lowest:K or strongest:K")
+
+
+def parse_dense(spec: str) -> tuple[str, tuple[int, ...]]:
+    """Return the kind and the numbers of ``auto``, ``all``, ``none``, ``last:N``, ``every:K`` or ``0,7,14``.
+
+    Examples
+    --------
+    >>> parse_dense("every:7"), parse_dense("0,7")
+    (('every', (7,)), ('steps', (0, 7)))
+    """
+    kind, _, text = spec.partition(":")
+    if spec in ("auto", "all", "none"):
+        return spec, ()
+    if kind in ("last", "every") and is_count(text, MAX_STEPS):
+        return kind, (int(text),)
+    words = [word.strip() for word in spec.split(",")]
+    if all(word.isdecimal() and len(word) <= LONGEST_NUMBER for word in words):
+        return "steps", tuple(sorted({int(word) for word in words}))
+    raise ConfigError("dense", got=repr(spec), allowed="auto, all, none, last:N, every:K, or steps: 0,7,14")
 
 
 class Reduction(NamedTuple):
@@ -309,9 +332,12 @@ class EdgeSettings(InputSettings):
         "ones too).",
         json_schema_extra=INPUT,
     )
-    pair_weight: PairWeight = Field(
-        "unit",
-        description="What the total s of a pair over time is scaled to: s, log(1+s) or 1.",
+    # Link prediction from the sum is best with unit (benchmarks/defaults.py), in time unit is the worst
+    # (benchmarks/intime.py --weight): a pair seen once becomes a spike as tall as a friendship of a year.
+    pair_weight: PairWeightOption = Field(
+        "auto",
+        description="What the total s of a pair over time is scaled to: raw (s), log (log(1+s)) or unit (1); "
+        "auto: log where a filtered trajectory is asked for, raw where it is causal, else unit.",
         json_schema_extra=INPUT,
     )
     step: str = Field(
@@ -365,6 +391,11 @@ class EdgeSettings(InputSettings):
         check_zone(self.zone)
         if self.last is not None:
             check_last(self.last)
+
+    @property
+    def weight_of_pairs(self) -> PairWeight:
+        """The weight of pairs; that of a sum where nothing else is asked for."""
+        return "unit" if self.pair_weight == "auto" else self.pair_weight
 
     @property
     def directed(self) -> bool:
@@ -495,7 +526,57 @@ class FitSettings(VectorSettings):
             parse_reduce(part, shares=True)
 
 
-class ModelSettings(VectorSettings):
+class TrajectorySettings(VectorSettings):
+    """How a vector per node and step is made."""
+
+    trajectory_by: TrajectoryBy = Field(
+        "filter",
+        description="How a trajectory is made. filter: each node's links, smoothed in time as far as they "
+        "stand out of noise; als: a low-rank fit per frequency (--freqs), slower, better only for the "
+        "faintest rhythms. With --gauge none always als.",
+        json_schema_extra=MODEL,
+    )
+    denoise: float = Field(
+        1.0,
+        description="How strongly the filter removes noise. 1: best reconstruction; 2 and more: steadier "
+        "vectors, up to one that does not move; 0: nothing is removed.",
+        json_schema_extra=MODEL,
+    )
+    causal: bool = Field(
+        False,
+        description="The vector of a step uses nothing after it, given the basis; needs --pair-weight raw.",
+        json_schema_extra=MODEL,
+    )
+    basis: Basis = Field(
+        "sum",
+        description="Axes of the filtered trajectory: those of the sum over time, or of all energy, which "
+        "also see what cancels in the sum.",
+        json_schema_extra=MODEL,
+    )
+    freqs: str = Field(
+        "auto",
+        description="Frequencies of a trajectory by als: auto, all, lowest:K or strongest:K.",
+        json_schema_extra=MODEL,
+    )
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Refuse what makes no filter."""
+        super().model_post_init(context)
+        parse_freqs(self.freqs)
+        _check("denoise", self.denoise, 0 <= self.denoise < np.inf, "a finite number from 0")
+        for name in ("causal", "basis"):
+            plain = type(self).model_fields[name].default
+            if getattr(self, name) != plain and not self.filtered:
+                got = f"{getattr(self, name)} with trajectory_by {self.trajectory_by}, gauge {self.gauge}"
+                raise ConfigError(name, got=got, allowed="trajectory_by filter, gauge canonical")
+
+    @property
+    def filtered(self) -> bool:
+        """Whether a trajectory comes from the filter: raw axes differ from slice to slice."""
+        return self.trajectory_by == "filter" and self.gauge == "canonical"
+
+
+class ModelSettings(TrajectorySettings):
     """What is computed."""
 
     outputs: Annotated[tuple[Output, ...], Split] = Field(
@@ -509,16 +590,18 @@ class ModelSettings(VectorSettings):
         "embedding only.",
         json_schema_extra=MODEL,
     )
-    freqs: str = Field(
+    dense: str = Field(
         "auto",
-        description="Frequencies of the trajectory: auto, all, lowest:K or strongest:K.",
-        json_schema_extra=MODEL,
+        description="Steps whose vectors are also written as Parquet: all, none, last:N, every:K, or steps "
+        "such as 0,7,14; auto: all where that takes up to 256 MiB. Of a filtered trajectory; readers do "
+        "without it.",
+        json_schema_extra=OUTPUT,
     )
 
     def model_post_init(self, context: Any, /) -> None:
         """Refuse what the parts of the engine would refuse, before anything is read."""
         super().model_post_init(context)
-        parse_freqs(self.freqs)
+        parse_dense(self.dense)
         if not self.outputs:
             raise ConfigError("outputs", got="none", allowed="embedding, trajectory, factors, spectrum")
         possible = MODEL_OUTPUTS[self.model]
@@ -623,6 +706,21 @@ class JobConfig(EdgeSettings, ModelSettings, RuntimeSettings, OutSettings):
         description="Write report.html, a page of plots, beside the vectors.",
         json_schema_extra=OUTPUT,
     )
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Settle the weight of pairs by what is asked for: whatever reads it later sees one answer."""
+        super().model_post_init(context)
+        moves = "trajectory" in self.outputs and self.filtered
+        causal = moves and self.causal
+        if self.pair_weight == "auto":
+            self.__dict__["pair_weight"] = "raw" if causal else "log" if moves else "unit"
+        elif causal and self.pair_weight != "raw":
+            raise ConfigError(
+                "pair_weight of a causal trajectory",
+                got=self.pair_weight,
+                allowed="raw, or auto",
+                remedy="A weight by the total of a pair knows what comes after a step.",
+            )
 
     def identity(self) -> str:
         """Return a digest of all that decides the bytes of the results: not where it runs or goes."""

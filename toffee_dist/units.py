@@ -7,15 +7,15 @@ from toffee_dist.errors import ConfigError
 MIB = 2**20
 
 
-def parse_bytes(text: str) -> int:
-    """Read ``8GiB``, ``500MB`` or a plain number of bytes."""
+def parse_bytes(text: str, option: str = "memory") -> int:
+    """Read ``8GiB``, ``500MB`` or a plain number of bytes, for an option."""
     # Saves start-up time.
     from dask.utils import parse_bytes as parse
 
     try:
         return int(parse(text))
     except ValueError:
-        raise ConfigError("memory", got=repr(text), allowed="bytes such as 8GiB or 500MB") from None
+        raise ConfigError(option, got=repr(text), allowed="bytes such as 8GiB or 500MB") from None
 
 
 def show_bytes(count: float) -> str:

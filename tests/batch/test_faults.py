@@ -46,7 +46,7 @@ def undisturbed(edges: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 @pytest.fixture
 def slow_workers(tmp_path: Path) -> dict[str, str]:
     """An environment whose workers take a moment for every slice."""
-    return slow_slices(tmp_path / "slow.py", 0.15)
+    return slow_slices(tmp_path / "slow.py", 0.1)
 
 
 def after_some_slices(out: Path) -> dict[str, int]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from kills import run_kills
-from simulate import KINDS, SMALL, Bench
+from simulate import KINDS, LIMITS_OF, SMALL, Bench
 from simulate import digests as results
 
 from tests.harness.clusters import digests, job, write_edges
@@ -92,7 +92,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_client_killed_between_manifest_and_pointer(kind: str, tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    bench.prepare()
+    bench.prepare(kind)
     out = bench.make_out(kind, "killed")
     before = find_latest(out)
 
@@ -109,7 +109,7 @@ def test_a_client_killed_between_manifest_and_pointer(kind: str, tmp_path: Path)
     if kind == "refresh":
         resume_refresh(run, {}, limits=SMALL)
     else:
-        resume_run(run, {}, limits=SMALL)
+        resume_run(run, {}, limits=LIMITS_OF[kind])
     assert find_latest(out) == run
     assert results(run) == bench.expected[kind]
     assert not run.work.exists()

@@ -37,9 +37,12 @@ MANY_NODES = {"nodes": 200_000, "events": 600_000, "days": 20, "rank": 48, "outp
 MANY_EVENTS = {"nodes": 500, "events": 60_000, "days": 60, "rank": 32, "outputs": BOTH}
 MANY_SLICES = {"nodes": 20_000, "events": 100_000, "days": 15, "rank": 64, "outputs": BOTH}
 
+# More columns than nodes: what counts are r×r arrays, those of the factors all at once.
+HIGH_RANK = {"nodes": 30, "events": 900, "days": 8, "rank": 1200, "outputs": ("factors",)}
+
 
 @pytest.mark.job
-@pytest.mark.parametrize("shape", [MANY_NODES, MANY_EVENTS, MANY_SLICES])
+@pytest.mark.parametrize("shape", [MANY_NODES, MANY_EVENTS, MANY_SLICES, HIGH_RANK])
 def test_peak_is_below_the_projection(tmp_path: Path, shape: dict[str, Any]) -> None:
     peak, projected = peak_and_projection(tmp_path, **shape)
     assert peak <= projected <= 2 * peak

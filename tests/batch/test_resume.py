@@ -79,6 +79,16 @@ def test_a_job_does_not_run_where_its_folder_says(tmp_path: Path, protocol: str)
     assert json.loads(done.stdout.splitlines()[-1])["run"] == str(run.path)
 
 
+def test_nor_does_one_that_is_resumed_from_python(tmp_path: Path) -> None:
+    """Where nothing is said of it, it is `auto`, as for the command."""
+    edges = write_edges(tmp_path / "edges.parquet", nodes=60, events=500)
+    run = begin(edges, tmp_path / "out", rank=4)
+    with false_scheduler() as (port, callers):
+        edit(run, mode=f"tcp://127.0.0.1:{port}", wait=2.0)
+        assert resume_run(run, {"workers": 1}).run == run
+    assert callers == []
+
+
 def test_a_refresh_does_not_run_where_its_folder_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

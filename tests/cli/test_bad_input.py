@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from tests.harness import clusters
+from tests.harness.refreshes import write_days
 from toffee_dist.batch.pipeline import start_run
 from toffee_dist.cli import main
 from toffee_dist.cluster.mapping import TaskError, _guard, _result, _StallError
@@ -463,3 +464,33 @@ def test_arrays_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_array(tmp_path / "a.npy", 1, 3).tolist() == [[3, 4, 5], [6, 7, 8]]
     with pytest.raises(ValueError, match="rows 3 to 9 of 4"):
         read_array(tmp_path / "a.npy", 3, 9)
+
+
+@pytest.mark.job
+def test_names_that_look_like_patterns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder may be called [1]*: nothing expands its name, of edges, runs, labels or exports."""
+    odd = tmp_path / "[1]*{a,b}?"
+    days, nights = write_days(odd / "edges", 0, 9, nodes=40, events=200), odd / "nights"
+    out, local = odd / "out", ("--mode=threads", "--workers=1", "--no-report")
+    labels = odd / "labels.csv"
+    ids = [f"n{number:05d}" for number in range(40)]
+    pl.DataFrame({"node": ids, "label": [number // 20 for number in range(40)]}).write_csv(labels)
+    night = ("refresh", str(days), f"--out={nights}", "--rank=4", "--last=7d", "--expire=7d", *local)
+    quality = (f"--out={odd / 'quality'}", "--rank=4", "--model=toffee", f"--labels={labels}")
+
+    def run(*words: str) -> None:
+        code, err = run_toffee(*words, capsys=capsys)
+        assert code == 0, (words, err)
+
+    run("embed", str(days), f"--out={out}", "--rank=4", "--outputs=embedding,trajectory", *local)
+    run("inspect", str(out), "--verify")
+    run("neighbors", str(out), "n00001")
+    run("export", str(out), f"--to={odd / 'vectors'}", "--format=numpy")
+    run("report", str(out))
+    run("plan", str(days / "day-000.parquet"), "--rank=4")
+    run("evaluate", str(days), *quality)
+    run(*night)
+    write_days(days, 9, 18, nodes=20, events=200)
+    run(*night, "--min-cosine=-1", "--max-auc-drop=1", "--max-energy-drop=1")
+    # The nodes that left were forgotten, through the registry of the previous run.
+    assert load_run(nights).n_nodes < 40

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from contextlib import suppress
@@ -83,14 +84,29 @@ def test_threads_listen_nowhere(demanded: bool) -> None:
 def addresses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Where the schedulers of all clusters listen that are opened."""
     found: list[str] = []
-    wait = runtime._wait_for_workers
+    wait = runtime._wait_for_local_workers
 
-    def seen(client: Any, *rest: Any) -> None:
-        found.append(client.scheduler.address)
-        wait(client, *rest)
+    def seen(scheduler: Any, *rest: Any) -> None:
+        found.append(scheduler.address)
+        wait(scheduler, *rest)
 
-    monkeypatch.setattr(runtime, "_wait_for_workers", seen)
+    monkeypatch.setattr(runtime, "_wait_for_local_workers", seen)
     return found
+
+
+def test_what_listens_is_opened_in_one_place() -> None:
+    """Whoever opens a socket elsewhere must say here how it is guarded."""
+    clusters_of_dask = "LocalCluster SpecCluster SSHCluster Scheduler Nanny Server listen"
+    servers = "HTTPServer ThreadingHTTPServer TCPServer create_server start_server serve bind"
+    opening = set(f"{clusters_of_dask} {servers}".split())
+    found = set()
+    package = ROOT / "toffee_dist"
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                found |= {(path.relative_to(package).as_posix(), name)} if name in opening else set()
+    assert found == {("cluster/client.py", "LocalCluster")}
 
 
 @pytest.mark.slow
@@ -102,12 +118,14 @@ def test_every_command_with_processes_is_behind_tls(tmp_path: Path, addresses: l
     for arguments in (
         ["ingest", str(edges), f"--out={tmp_path / 'staged'}", *here],
         ["plan", str(edges), *here],
+        ["refresh", str(edges), f"--out={tmp_path / 'nights'}", "--last=7d", "--rank=4", *here],
         ["fold-in", str(out), str(edges), f"--to={tmp_path / 'new.parquet'}", *here],
         ["evaluate", str(edges), f"--out={tmp_path / 'quality'}", "--rank=4", "--seeds=1", "--workers=1"],
     ):
         found = len(addresses)
         done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
         assert done.exit_code == 0, done.output
-        assert len(addresses) == found + 1, arguments
-    assert len(addresses) == 5
+        # A refresh looks at the edges first, and opens a cluster for that.
+        assert len(addresses) == found + (2 if arguments[0] == "refresh" else 1), arguments
+    assert len(addresses) == 7
     assert all(address.startswith("tls://127.0.0.1:") for address in addresses)

@@ -72,10 +72,10 @@ def test_workers_of_short_life_and_one_that_is_lost(tmp_path: Path) -> None:
     edges = write_edges(tmp_path / "edges.parquet", nodes=300, events=6000, days=60)
     out = tmp_path / "out"
     expected = digests(start_run(job(edges, tmp_path / "threads", rank=24)).run.path)
-    environment = SETTINGS | slow_slices(tmp_path / "slow.py", 0.8)
+    environment = SETTINGS | slow_slices(tmp_path / "slow.py", 0.5)
     with clusters.cluster(workers=0, environment=environment) as running:
         for _ in range(2):
-            running.add_worker(*LEAVING, "--lifetime=15s", "--lifetime-stagger=5s", "--lifetime-restart")
+            running.add_worker(*LEAVING, "--lifetime=8s", "--lifetime-stagger=3s", "--lifetime-restart")
         lost = running.add_worker("--no-nanny")
         # All of them may be starting again at once, on a machine that is slow to start them.
         with toffee(*embed(edges, out, running.address, 2), "--wait=120") as run:
@@ -93,7 +93,7 @@ def test_nothing_listens_beyond_the_loopback(tmp_path: Path, mode: str) -> None:
     """All sockets of a local run, dashboard or not, its workers' too."""
     edges = write_edges(tmp_path / "edges.parquet", nodes=300, events=6000, days=60)
     out = tmp_path / "out"
-    environment = slow_slices(tmp_path / "slow.py", 0.3)
+    environment = slow_slices(tmp_path / "slow.py", 0.1)
     with toffee(*embed(edges, out, mode, 2), environment=environment) as run:
         wait_until(lambda: len(finished_slices(out)) >= 2, SECONDS)
         main = psutil.Process(run.pid)

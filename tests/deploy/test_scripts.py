@@ -147,6 +147,16 @@ def test_security_benchmark() -> None:
     assert "tls_start_seconds" in result
 
 
+@pytest.mark.slow
+@pytest.mark.job
+def test_syncing_benchmark() -> None:
+    sizes = ("--nodes=300", "--events=3000", "--rank=4", "--repeats=1")
+    result = last_line(run("benchmarks/syncing.py", *sizes))
+    assert result["syncs"] > 20
+    assert 0 <= result["share"] < 1
+    assert {"cost", "plain_seconds", "synced_seconds"} <= result.keys()
+
+
 def test_makefile_reads_the_worker_environment() -> None:
     settings = (ROOT / "deploy" / "worker.env").read_text().split()
     assert {"OPENBLAS_NUM_THREADS=1", "OMP_NUM_THREADS=1"} <= set(settings)

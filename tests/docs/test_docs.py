@@ -126,6 +126,21 @@ def test_links_lead_somewhere() -> None:
             assert (ROOT / target).exists(), f"{page.name}: {target}"
 
 
+def test_tests_that_are_named_exist() -> None:
+    """A door without a test is taken for open: what the pages on trust name must be there."""
+    code = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    tests = re.findall(r"^def (test_\w+)", code, re.M)
+    for page in ("security.md", "reliability.md"):
+        text = (DOCS / page).read_text()
+        named = re.findall(r"`(test_\w+)(…?)`", text)
+        assert named or page == "reliability.md"
+        for name, more in named:
+            found = any(test.startswith(name) for test in tests) if more else name in tests
+            assert found, f"{page}: {name}"
+        for path in re.findall(r"`(?:python |pytest )?((?:tests|benchmarks|toffee_dist)/[\w/]+\.py)", text):
+            assert (ROOT / path).exists(), f"{page}: {path}"
+
+
 @pytest.mark.job
 def test_objects_show_themselves_in_a_notebook(place: Path) -> None:
     assert html_facts("<b>", {"<i>": "&"}) == (

@@ -166,6 +166,8 @@ def job(edges: Path, out: Path, **options: Any) -> JobConfig:
         "out": str(out),
         "rank": 8,
         "outputs": ("embedding", "trajectory"),
+        # A slice per frequency: much for one small job to do. tests/batch/test_trajectory.py has the filter.
+        "trajectory_by": "als",
         "freqs": "all",
         "mode": "threads",
         "workers": 1,
@@ -176,8 +178,9 @@ def job(edges: Path, out: Path, **options: Any) -> JobConfig:
 
 
 def digests(run: Path) -> dict[str, str]:
-    """Return a digest of every Parquet file of a run, by its name."""
+    """Return a digest of every Parquet file of a run, and of its compact trajectory, by its name."""
     files = sorted(path for path in run.rglob("*.parquet") if "work" not in path.relative_to(run).parts)
+    files += sorted((run / "compact").glob("*"))
     return {str(p.relative_to(run)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
@@ -199,7 +202,9 @@ def at_every_slice(*given, solve_slices=solve.solve_slices):
     for factors in solve_slices(*given):
 {indent(dedent(code).strip(), " " * 8)}
         yield factors
-solve.solve_slices = at_every_slice
+# A process with two clusters, one after the other, loads this twice.
+if solve.solve_slices.__name__ != "at_every_slice":
+    solve.solve_slices = at_every_slice
 """,
     )
 

@@ -15,8 +15,8 @@ from tests import naive
 from tests.harness.strategies import random_tensor
 from toffee_dist import ConfigError, TemporalTensor
 from toffee_dist.kernels import spectrum
-from toffee_dist.kernels.solvers import als, closed_form, compressed, solve_slice, solve_slices
-from toffee_dist.kernels.solvers.base import Operator, gram
+from toffee_dist.kernels.solvers import als, closed_form, compressed, krylov, solve_slice, solve_slices
+from toffee_dist.kernels.solvers.base import Operator, gram, random_rows
 from toffee_dist.kernels.spectrum import count_freqs
 from toffee_dist.settings import SolverSettings
 
@@ -51,11 +51,11 @@ def test_updates_are_the_least_squares_solutions(kind: str, reg: float) -> None:
     X = random_matrix(0, 6, kind=kind)
     A = random_matrix(1, 6, kind=kind)[:, :3]
     options = DOUBLE.changed(reg_a=reg, reg_r=reg)
-    state = als._evaluate(Operator(X), A, options)
+    state = als._evaluate(Operator(X), A, gram(A, A), options)
     np.testing.assert_allclose(state.R, naive.best_core(X, A, reg), atol=1e-10)
     np.testing.assert_allclose(state.objective, naive.objective(X, A, state.R, reg, reg))
     expected = naive.best_update(X, A, state.R, reg)
-    np.testing.assert_allclose(als._update(Operator(X), state, options), expected, atol=1e-9)
+    np.testing.assert_allclose(als._update(Operator(X), state, options).tall, expected, atol=1e-9)
 
 
 @pytest.mark.parametrize("reg", [0.0, 0.3])
@@ -86,7 +86,7 @@ def test_objective_never_rises(
     matrix = matrix / max(float(np.linalg.norm(matrix)), 1.0)
     kind_of = np.complex64 if matrix.dtype.kind == "c" else np.float32
     X = Operator(matrix.astype(kind_of if precision == "single" else matrix.dtype))
-    start = X.random(np.random.default_rng(seed), options.rank)
+    start = Operator(X.matrix, (seed,)).random(options.rank).tall
     # λ = 0 works with a floor: what falls is the objective with that much regularisation.
     floor = als.REG_FLOOR[np.finfo(X.dtype).bits] if reg == 0 else 0.0
     last = np.inf
@@ -105,7 +105,8 @@ def test_plain_updates_can_overshoot_and_are_then_damped() -> None:
     options = DOUBLE.changed(rank=1, reg_a=0.0, reg_r=0.0)
     found = als.minimise(Operator(X), start, options, momentum=False)
     assert found.converged
-    slope = als._update(Operator(X), als._evaluate(Operator(X), found.A, options), options) - found.A
+    state = als._evaluate(Operator(X), found.A, found.G, options)
+    slope = als._update(Operator(X), state, options).tall - found.A
     assert np.linalg.norm(slope) < 1e-4 * np.linalg.norm(found.A)
 
 
@@ -137,7 +138,9 @@ def test_closed_form_is_its_factors_objective_and_the_optimum(kind: str, n: int,
     exact = solve_slice(sp.csr_matrix(matrix), 0, options)
     explicit = naive.objective(matrix, exact.A, exact.R, reg, 2 * reg)
     assert exact.report.objective == pytest.approx(explicit, rel=1e-10)
-    assert exact.report.bound == exact.report.objective
+    assert exact.report.bound == pytest.approx(exact.report.objective, rel=1e-8)
+    assert exact.report.bound is not None
+    assert exact.report.bound <= exact.report.objective
     for seed in range(3):
         other = solve_slice(sp.csr_matrix(matrix), 0, options.changed(solver="als", seed=seed))
         assert other.report.objective >= exact.report.objective * (1 - 1e-10)
@@ -186,7 +189,7 @@ def test_bound_is_below_every_objective(seed: int, n: int, rank: int, reg: float
             assert report.gap == pytest.approx((report.objective - report.bound) / report.bound)
 
 
-def test_bound_of_a_large_slice_by_arpack() -> None:
+def test_bound_of_a_large_slice_by_a_krylov_space() -> None:
     X = random_matrix(3, 500, density=0.02)
     options = DOUBLE.changed(rank=6, reg_a=0.2, reg_r=0.2, bound=True, solver="als", max_iter=3)
     report = solve_slice(sp.csr_matrix(X), 1, options).report
@@ -255,22 +258,79 @@ def test_zero_slices_and_spare_rank(solver: Any) -> None:
     assert not spare.A[:, 4:].any()
 
 
+def columns_of(basis: krylov.Basis) -> NDArray[Any]:
+    return np.asarray(basis.X.build(*basis.terms(np.eye(basis.columns))).tall)
+
+
 @pytest.mark.parametrize("n", [100, 300])
 @pytest.mark.parametrize("rank_of_X", [3, None])
-def test_krylov_basis_holds_its_recurrences(n: int, rank_of_X: int | None) -> None:
+def test_two_sided_bases_hold_their_recurrences(n: int, rank_of_X: int | None) -> None:
     # Rank 3 is less than a block: the basis must go on with fresh directions.
     matrix = low_rank(1, n, rank_of_X) if rank_of_X else random_matrix(2, n, density=0.1)
     X = Operator(matrix / np.linalg.norm(matrix))
-    basis = compressed.krylov_basis(X, 24, np.random.default_rng(0))
-    m = basis.U.shape[1]
-    np.testing.assert_allclose(gram(basis.U, basis.U), np.eye(m), atol=1e-6)
-    np.testing.assert_allclose(gram(basis.V, basis.V), np.eye(m + compressed.BLOCK), atol=1e-6)
-    np.testing.assert_allclose(X.apply(basis.V[:, :m]), basis.U @ basis.B, atol=1e-6)
-    np.testing.assert_allclose(X.adjoint(basis.U), basis.V @ basis.L, atol=1e-6)
-    core, K = basis.core(X, 16)
-    Q = basis.lift(K)
+    space = krylov.TwoSided(X, 8)
+    for _ in range(3):
+        space.step()
+    U, V = columns_of(space.U), columns_of(space.V)
+    assert (U.shape[1], V.shape[1]) == (24, 32)
+    np.testing.assert_allclose(gram(U, U), np.eye(24), atol=1e-6)
+    np.testing.assert_allclose(gram(V, V), np.eye(32), atol=1e-6)
+    np.testing.assert_allclose(X.apply(V[:, :24]), U @ space.B, atol=1e-6)
+    np.testing.assert_allclose(X.matrix.conj().T @ U, V @ space.L, atol=1e-6)
+    core, K = compressed.find_core(space, 16)
+    Q = np.hstack([U, V[:, :24]]) @ K
     np.testing.assert_allclose(gram(Q, Q), np.eye(16), atol=1e-5)
     np.testing.assert_allclose(core, gram(Q, X.apply(Q)), atol=1e-5)
+
+
+def many_components(n: int) -> NDArray[Any]:
+    """Single edges: the eigenvalues 1 and −1, n/2 times each; a Krylov space of a block closes at once."""
+    return np.kron(np.eye(n // 2), np.array([[0.0, 1.0], [1.0, 0.0]]))
+
+
+@pytest.mark.parametrize("precision", ["single", "double"])
+@pytest.mark.parametrize("kind", ["random", "low rank", "components", "tiny"])
+def test_eigenvalues_of_a_krylov_space(kind: str, precision: str) -> None:
+    n, rank = (7, 7) if kind == "tiny" else (600, 12)
+    if kind == "components":
+        matrix = many_components(n)
+    elif kind == "low rank":
+        half = np.random.default_rng(0).standard_normal((n, 5))
+        matrix = half @ np.diag([5.0, -4, 3, 2, 1]) @ half.T
+    else:
+        matrix = random_matrix(1, n, kind="real hermitian", density=0.05 if kind == "random" else 1.0)
+    matrix = matrix / np.linalg.norm(matrix)
+    exact = np.linalg.eigvalsh(matrix)
+    exact = exact[np.argsort(-np.abs(exact))][:rank]
+    X = Operator(sp.csr_matrix(matrix).astype(np.float32 if precision == "single" else np.float64))
+    space = krylov.EigenSpace(X, rank)
+    U = space.vectors().tall
+    energy, best = np.square(space.values).sum(), np.square(exact).sum()
+    tol = 1e-4 if precision == "single" else 1e-9
+    assert space.converged
+    assert -1e-5 * best <= best - energy <= tol * best
+    # What may be left is not less than what is.
+    assert best - energy <= space.left + 1e-5 * best
+    np.testing.assert_allclose(gram(U, U), np.eye(rank), atol=1e-3)
+    residual = np.linalg.norm(matrix @ U - U * space.values, axis=0)
+    assert residual.max() < (0.05 if precision == "single" else 1e-3) * abs(exact[0])
+
+
+def test_singular_values_of_a_krylov_space() -> None:
+    matrix = random_matrix(1, 600, kind="real", density=0.05)
+    exact = np.linalg.svd(matrix / np.linalg.norm(matrix), compute_uv=False)[:12]
+    sigma, left = krylov.leading_singular_values(Operator(matrix / np.linalg.norm(matrix)), 12)
+    missing = np.square(exact).sum() - np.square(sigma).sum()
+    assert -1e-12 <= missing <= left + 1e-12
+    np.testing.assert_allclose(sigma, exact, rtol=1e-6)
+
+
+@given(cut=st.integers(0, 40), columns=st.integers(1, 5), kind=st.sampled_from(["f4", "f8", "c8", "c16"]))
+def test_random_rows_do_not_depend_on_where_they_are_cut(cut: int, columns: int, kind: str) -> None:
+    whole = random_rows([3, 1], 0, 40, columns, np.dtype(kind))
+    parts = [random_rows([3, 1], a, b, columns, np.dtype(kind)) for a, b in ((0, cut), (cut, 40))]
+    assert np.concatenate(parts).tobytes() == whole.tobytes()
+    assert whole.std() > 0.3
 
 
 def test_compressed_beats_als_of_equal_iterations() -> None:

@@ -20,7 +20,8 @@ from tests.harness.memory import watching
 from tests.harness.strategies import Events, events, random_tensor
 from toffee_dist import ConfigError, TemporalTensor, Toffee
 from toffee_dist.batch.pipeline import start_run
-from toffee_dist.batch.plan import Shape, describe_plan, make_plan
+from toffee_dist.batch.plan import Shape, make_plan
+from toffee_dist.batch.show_plan import describe_plan
 from toffee_dist.cluster.client import cluster
 from toffee_dist.cluster.mapping import runner
 from toffee_dist.errors import TooLargeError
@@ -200,7 +201,7 @@ def test_the_plan_knows_other_models(model: str) -> None:
     plan = make_plan(shape, ModelSettings(model=model, rank=128))
     stages = {stage.name: stage for stage in plan.stages if stage.name.startswith(model)}
     assert "solve zero" not in {stage.name for stage in plan.stages}
-    assert f"\n{model}" in describe_plan(plan)
+    assert f"\n{model}" in describe_plan(plan, 1, 1e9)
     # At the least A or U and V once, and minutes.
     assert max(stage.task_bytes for stage in stages.values()) > 2 * 4 * 10**6 * 128
     assert sum(stage.seconds for stage in stages.values()) > 100
@@ -227,7 +228,9 @@ def test_peak_of_another_model_is_below_the_projection(model: str, tmp_path: Pat
 def test_settings_and_models_agree() -> None:
     assert list(get_args(ModelName)) == list(MODEL_OUTPUTS) == VECTORS
     for model in MODELS.values():
-        assert (model.fit is None) == (model.score is not None)
+        # Vectors, or only scores, or a vector per step and nothing else.
+        assert (model.fit is None) == (model.score is not None or "in time" in model.about)
+        assert model.fit is not None or model.score is not None or model.fit_in_time is not None
         assert ("embedding" in model.outputs) == (model.fit is not None)
         # Only the solved slices have anything over time; what the batch job fits otherwise, it must plan.
         assert ("trajectory" in model.outputs) == model.from_zero_slice

@@ -249,8 +249,14 @@ def test_postgres_reads_what_was_written(
     run, mark = hostile
     [script] = run.export("pgvector", tmp_path / "vectors.sql")
     copy = running.socket / "vectors.sql"
-    copy.write_bytes(script.read_bytes())
+    whole = script.read_bytes()
     try:
+        # Of a script that fails at its last row nothing stays.
+        copy.write_bytes(b"[no number".join(whole.rsplit(b"[", 1)))
+        assert running.psql("-f", str(copy)).returncode == 3
+        assert running.ask("SELECT relname FROM pg_class WHERE relname = 'toffee_embedding'") == []
+        assert running.ask("SELECT extname FROM pg_extension WHERE extname = 'vector'") == []
+        copy.write_bytes(whole)
         # The script says its encoding itself.
         done = running.psql("-f", str(copy), "-v", "ECHO=none")
         assert done.returncode == 0, done.stderr

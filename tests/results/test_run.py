@@ -30,6 +30,7 @@ from toffee_dist import Run, Toffee, load_run
 from toffee_dist.batch.pipeline import start_run
 from toffee_dist.cli import cli, main
 from toffee_dist.errors import ConfigError, InputError
+from toffee_dist.kernels.filter import PairFilter
 from toffee_dist.limits import Limits
 from toffee_dist.refresh.job import refresh
 from toffee_dist.results import nodes, rhythm
@@ -59,7 +60,12 @@ def runs(edges: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Ru
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parquet, "GROUP_ROWS", 100)
         for undirected in (True, False):
-            options: dict[str, Any] = {"undirected": undirected, "outputs": ALL, "keep_work": True}
+            options: dict[str, Any] = {
+                "undirected": undirected,
+                "outputs": ALL,
+                "keep_work": True,
+                "trajectory_by": "filter",
+            }
             start_run(job(edges, folder / str(undirected), **options), limits=SMALL)
     return {undirected: load_run(folder / str(undirected)) for undirected in (True, False)}
 
@@ -234,16 +240,36 @@ def test_scores_are_entries_of_the_fit(runs: dict[bool, Run], undirected: bool) 
     i, j = rng.integers(len(ids), size=(2, 200))
     sources, targets = [ids[a] for a in i], [ids[b] for b in j]
     np.testing.assert_allclose(run.score(sources, targets), model.score_pairs(i, j), atol=1e-4)
-    # At a step: the fit seen through the common basis, irfft(M_k) V Vᵀ.
+    # At a step: the filtered rows in the common basis, Z(t) Vᵀ.
     V = model._basis().V.astype(np.float64)
     Z = model.trajectory().astype(np.float64)
     seen = (Z[5] @ V.T)[i, j]
-    np.testing.assert_allclose(run.score(sources, targets, at=5), seen, atol=1e-4)
+    if undirected:
+        seen = (seen + (Z[5] @ V.T)[j, i]) / 2
+    np.testing.assert_allclose(run.score(sources, targets, at=5, memory=False), seen, atol=1e-4)
+    # And what the pair itself did.
+    own = PairFilter.learn(model._tensor).at(5, i, j)
+    np.testing.assert_allclose(run.score(sources, targets, at=5), seen + own, atol=1e-4)
     # Pairs that link on a day score higher on it than others.
     tensor = open_tensor(run.path / "work" / "ingest" / "tensor")
     tubes = tensor.tubes[:, [5]].toarray().ravel() > 0
     linked = run.score([ids[a] for a in tensor.sources[tubes]], [ids[b] for b in tensor.indices[tubes]], at=5)
     assert np.median(linked) > np.quantile(seen, 0.8)
+
+
+@pytest.mark.job
+def test_scores_by_als_are_entries_of_the_fit(edges: Path, tmp_path: Path) -> None:
+    """At a step: the fit seen through the common basis, irfft(M_k) V Vᵀ."""
+    start_run(job(edges, tmp_path, keep_work=True))
+    run = load_run(tmp_path)
+    ids = ids_of(run)
+    tensor = open_tensor(run.path / "work" / "ingest" / "tensor")
+    model = Toffee(rank=8, freqs="all", trajectory_by="als").fit(tensor)
+    i, j = np.random.default_rng(0).integers(len(ids), size=(2, 100))
+    Z, V = model.trajectory().astype(np.float64), model._basis().V.astype(np.float64)
+    scores = run.score([ids[a] for a in i], [ids[b] for b in j], at=5)
+    np.testing.assert_allclose(scores, (Z[5] @ V.T)[i, j], atol=1e-4)
+    np.testing.assert_allclose(run.trajectory.numpy(), Z, atol=1e-5)
 
 
 @pytest.mark.job
@@ -254,10 +280,14 @@ def test_scores_at_a_step_are_whole_with_factors(
     outputs = ("embedding", "trajectory", "factors") if "freqs" in options else ("embedding", "factors")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parquet, "GROUP_ROWS", 100)
-        start_run(job(edges, tmp_path, outputs=outputs, keep_work=True, **options), limits=SMALL)
+        start_run(
+            job(edges, tmp_path, outputs=outputs, keep_work=True, **options),
+            limits=SMALL,
+        )
     run, freqs = load_run(tmp_path), options.get("freqs", "all")
     ids = ids_of(run)
-    model = Toffee(rank=8, freqs=freqs).fit(open_tensor(run.path / "work" / "ingest" / "tensor"))
+    tensor = open_tensor(run.path / "work" / "ingest" / "tensor")
+    model = Toffee(rank=8, freqs=freqs, trajectory_by="als").fit(tensor)
     i, j = np.random.default_rng(0).integers(len(ids), size=(2, 50))
     scores = run.score([ids[a] for a in i], [ids[b] for b in j], at=7)
     np.testing.assert_allclose(scores, model.score_pairs(i, j, step=7), atol=1e-4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,20 @@ def test_a_file_is_synced_before_its_name_and_its_folder_after(tmp_path: Path) -
     assert [change for change, _ in disk.log] == ["replace"]
 
 
+def test_a_sync_reaches_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything else about syncs is tested by what the disk is asked to do; here, that it does it."""
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.readlink(f"/proc/self/fd/{handle}")))
+    file = tmp_path / "file"
+    Disk().create(file, b"one")
+    assert synced == []
+    Disk().sync(file)
+    Disk().sync_folder(tmp_path)
+    Disk().append(file, b"two")
+    assert synced == [str(file), str(tmp_path), str(file)]
+    assert file.read_bytes() == b"onetwo"
+
+
 @pytest.mark.job
 def test_everything_published_is_synced_then_the_manifest_then_the_pointer(
     edges: Path, tmp_path: Path
@@ -73,6 +88,34 @@ def test_everything_published_is_synced_then_the_manifest_then_the_pointer(
     manifest = run.read_manifest()
     assert set(manifest.files) == {p.relative_to(run.path).as_posix() for p in published - {run.manifest}}
     assert check_run(run) == len(manifest.files)
+
+
+@pytest.mark.job
+def test_seals_are_of_what_is_on_the_disk(
+    edges: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a cache that is right about a disk that is not, nobody would know until the next start."""
+    synced: set[str] = set()
+    dropped: list[tuple[str, bool]] = []
+    fsync, fadvise = os.fsync, os.posix_fadvise
+
+    def sync(handle: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+
+    def advise(handle: int, start: int, length: int, advice: int) -> None:
+        assert (start, length, advice) == (0, 0, os.POSIX_FADV_DONTNEED)
+        path = os.readlink(f"/proc/self/fd/{handle}")
+        dropped.append((path, path in synced))
+        fadvise(handle, start, length, advice)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    run = start_run(job(edges, tmp_path / "out", outputs=("embedding", "trajectory"))).run
+    monkeypatch.undo()
+    published = {str(run.path / name) for name in run.read_manifest().files}
+    # A page that is not on the disk yet is not dropped.
+    assert {path for path, was_synced in dropped if was_synced} >= published
 
 
 def test_a_slice_is_finished_when_its_checksum_says_so(tmp_path: Path) -> None:

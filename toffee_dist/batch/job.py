@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from toffee_dist.batch.plan import Plan, Shape
+from toffee_dist.batch.blocks import BlockMatrix, MatrixTask, cut_matrix, matrix_folder
+from toffee_dist.batch.plan import Plan, Shape, slices_in_blocks
+from toffee_dist.batch.sharded import solve_sharded
+from toffee_dist.batch.solve import BasisTask, SolveTask, solve_batch, write_basis
 from toffee_dist.cluster.client import open_cluster
 from toffee_dist.cluster.mapping import runner
 from toffee_dist.cluster.traces import Traces, open_traces
 from toffee_dist.cluster.workers import Worker, ask_workers, compare_blas, find_dashboard
+from toffee_dist.kernels.embedding import TimeWeights
 from toffee_dist.limits import LIMITS, Limits
 from toffee_dist.progress import Progress
 from toffee_dist.settings import JobConfig
@@ -37,6 +42,7 @@ class Outcome:
     solved: int = 0
     reused: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    passes: dict[str, int] = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)
 
     def metrics(self) -> Metrics:
@@ -47,6 +53,7 @@ class Outcome:
             solved=self.solved,
             reused=self.reused,
             seconds={name: round(value, 3) for name, value in self.seconds.items()},
+            passes=self.passes or None,
             **self.figures,
         )
 
@@ -64,14 +71,15 @@ class Job:
         What was asked for, where it goes, who is shown how far it is, and the sizes of tasks.
     client, workers
         Where tasks run.
-    shape, grid, plan, outcome
-        Known when the edges are staged.
+    shape, grid, bounds, plan, outcome
+        Known when the edges are staged; `bounds` are the rows at which slices are cut into blocks.
     slices : names of the slices that the run has, in the order of their solving
     seals : of the parts that were read back, by the way from the run to each
     """
 
     shape: Shape
     grid: TimeGrid
+    bounds: tuple[int, ...]
     plan: Plan
     outcome: Outcome
 
@@ -81,6 +89,7 @@ class Job:
         self.config, self.run, self.progress, self.limits = config, run, progress, limits
         self.slices: list[str] = []
         self.seals: dict[str, FileSeal] = {}
+        self._matrices: dict[str, BlockMatrix] = {}
         self._stack = stack
         self.client: Any = None
         self.workers: list[Worker] = []
@@ -118,6 +127,59 @@ class Job:
         items = list(items)
         with self.stage(stage, len(items)) as run:
             return list(run(function, items))
+
+    def solve(self, stage: str, items: Sequence[SolveTask], *, basis: bool = False) -> None:
+        """Solve slices, each in one task or in blocks of nodes, and count those that were there already.
+
+        Parameters
+        ----------
+        stage
+            What it is called.
+        items
+            The slices.
+        basis
+            Whether to leave their singular vectors too: they are zero slices.
+        """
+        wanted = sum(len(item.freqs) for item in items)
+        solved = 0
+        if self.in_blocks(basis):
+            with self.stage(stage) as run:
+                for item in items:
+                    for k in item.freqs:
+                        cut = partial(self._cut, run, item.name(k), k, item.weights)
+                        found = solve_sharded(run, replace(item, freqs=(k,)), self.bounds, cut)
+                        solved += found.pop("solved")
+                        for name, count in found.items():
+                            self.outcome.passes[name] = self.outcome.passes.get(name, 0) + count
+        else:
+            # Also those that seem to be there: whether a slice is whole, its task finds by the checksum.
+            solved = sum(self.map(stage, solve_batch, items))
+            if basis:
+                tasks = [BasisTask(item.slices, item.name(0)) for item in items]
+                self.map("basis", write_basis, tasks)
+        self.outcome.solved += solved
+        self.outcome.reused += wanted - solved
+
+    def in_blocks(self, zero: bool) -> bool:
+        """Whether slices are cut into blocks: zero slices of a large graph, others where too large."""
+        if len(self.bounds) == 2 or zero:
+            return len(self.bounds) > 2
+        return slices_in_blocks(self.shape, self.config, self.limits)
+
+    def cut(self, run: RunTasks, name: str, weights: TimeWeights) -> list[MatrixTask]:
+        """Return the blocks of a zero slice; of a graph that is one block, nothing is written."""
+        if len(self.bounds) > 2:
+            return self._cut(run, name, 0, weights).tasks()
+        tensor, directed = str(self.run.staged.tensor), self.shape.directed
+        return [MatrixTask(tensor, "", self.bounds, 0, 0, weights, "f8", directed)]
+
+    def _cut(self, run: RunTasks, name: str, k: int, weights: TimeWeights) -> BlockMatrix:
+        """Cut a slice into blocks, once: to see that they are whole, a resumed run reads all of them."""
+        if name not in self._matrices:
+            folder = matrix_folder(self.run.slices, name)
+            tensor, options = self.run.staged.tensor, self.config.solver_settings()
+            self._matrices[name] = cut_matrix(run, tensor, folder, self.bounds, options, k, weights)
+        return self._matrices[name]
 
     def allowed_memory(self, found: int) -> int:
         """Return what a worker may use: what the user said, or what it has."""

@@ -1,7 +1,8 @@
 """The batch job, top to bottom: `run_job`.
 
     stage     edges → staged tensor, registry, grid                          ingest/
-    solve     zero slice → common basis → frequencies → all other slices     batch/solve.py
+    solve     zero slice → common basis → frequencies → other slices         batch/solve.py
+    filter    blocks of nodes: energies → kernels in time (trajectory)       batch/trajectory.py
     reduce    blocks of nodes: rows of every slice → Parquet parts           batch/write_outputs.py
     publish   read back, small tables, report, manifest, pointer             storage/runs.py
 
@@ -12,10 +13,12 @@ and resumes one; where the tasks run changes no byte.
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
-from toffee_dist.batch import node_stats, solve, tables, write_outputs
+from toffee_dist.batch import node_stats, solve, tables, trajectory, write_outputs
 from toffee_dist.batch import seal as sealing
+from toffee_dist.batch.blocks import find_bounds
 from toffee_dist.batch.chain import NO_CHAIN, Chain
 from toffee_dist.batch.job import Job, Outcome, free_bytes, open_job
 from toffee_dist.batch.plan import Shape, batch_freqs, iter_parts, make_plan, part_rows, wanted_parts
@@ -59,6 +62,7 @@ def run_job(job: Job, chain: Chain = NO_CHAIN) -> Outcome:
     chain.align(job, zero)
     chosen = choose_frequencies(job)
     solve_others(job, chosen, chain.starts(job))
+    filter_in_time(job)
     parts = write_parts(job, zero, chosen, chain.rotated)
     check_parts(job, parts)
     write_tables(job, chain.previous)
@@ -143,9 +147,14 @@ def resume_run(
         return resume_locked(run, where, progress, NO_CHAIN, limits)
 
 
+# What a run meant that was begun before there were these options, where their default now means another thing.
+BEFORE_OPTIONS = {"trajectory_by": "als"}
+
+
 def asked_for(record: JobRecord) -> dict[str, Any]:
     """Return the settings of a run's start, without any that say where it runs."""
-    return {name: value for name, value in record.config.items() if name not in RuntimeSettings.model_fields}
+    asked = {name: value for name, value in record.config.items() if name not in RuntimeSettings.model_fields}
+    return {**BEFORE_OPTIONS, **asked}
 
 
 def resume_locked(
@@ -219,6 +228,7 @@ def settle(job: Job, chain: Chain) -> None:
     """Plan the rest, refuse what does not fit, and let ``auto`` take the mode that pays."""
     config, record = job.config, job.run.staged.read()
     job.shape, job.grid = Shape.of(record.summary, not config.undirected), record.grid
+    job.bounds = find_bounds(str(job.run.staged.tensor), job.limits)
     job.plan = make_plan(job.shape, config, limits=job.limits, more=chain.stages(job.shape))
     job.outcome = Outcome(job.run, job.plan)
     job.plan.check_disk(free_bytes(job.run.path))
@@ -255,18 +265,23 @@ def fit_zero(job: Job, starts: Starts) -> ZeroSlice | None:
         )
         for name, weights in slices
     ]
-    _solve(job, "solve zero", items)
+    job.solve("solve zero", items, basis=True)
     names = [name for name, _ in slices]
-    job.map("basis", solve.write_basis, [solve.BasisTask(str(run.slices), name) for name in names])
     job.slices += names
     return ZeroSlice(names[-1], config.gauge) if embeds else None
 
 
 def write_node_stats(job: Job, zero: ZeroSlice | None) -> None:
     """Leave degree, activity and residual of every node."""
-    weights = TimeWeights(job.config.reduce if zero is not None else "sum")
-    item = node_stats.NodeStatsTask(str(job.run.path), zero, weights, job.limits.table_pairs)
-    [figures] = job.map("nodes", node_stats.write_node_stats, [item])
+    run, shape = job.run, job.shape
+    figures = node_stats.read_record(run)
+    if figures is None:
+        weights = TimeWeights(job.config.reduce if zero is not None else "sum")
+        node_stats.prepare(run, job.bounds)
+        with job.stage("nodes") as run_tasks:
+            blocks = job.cut(run_tasks, "activity" if zero is None else zero.name, weights)
+            items = [node_stats.NodeStatsTask(str(run.path), zero, block, shape.directed) for block in blocks]
+            figures = node_stats.finish(run, zero, list(run_tasks(node_stats.write_node_stats, items)))
     job.outcome.figures |= figures
 
 
@@ -279,9 +294,34 @@ def choose_frequencies(job: Job) -> tuple[int, ...]:
     [record] = job.map("choose", solve.choose, [item])
     job.outcome.figures |= {"freqs": len(record.freqs), "energy_kept": record.energy_kept}
     share = f"{len(record.freqs):,} of {count_freqs(job.shape.n_steps):,} frequencies"
+    if job.config.filtered:
+        job.progress.say(f"rhythms: {share} stand out of the noise")
+        return ()
     job.progress.say(f"trajectory: {share}, {record.energy_kept:.1%} of the energy")
     freqs: tuple[int, ...] = record.freqs
     return freqs
+
+
+def filter_in_time(job: Job) -> None:
+    """Leave the trajectory in its compact form: entries, basis and kernels; unless it comes from slices."""
+    config, run = job.config, job.run
+    if "trajectory" not in config.outputs or not config.filtered:
+        return
+    run.compact.mkdir(parents=True, exist_ok=True)
+    if config.basis == "energy":
+        basis = trajectory.EnergyBasisTask(str(run.path), config.rank, config.seed)
+        job.map("energy basis", trajectory.write_energy_basis, [basis])
+    cut = trajectory.CutTask(str(run.staged.tensor), config.rank, job.limits.part_bytes)
+    [cuts] = job.map("cut", trajectory.cut_blocks, [cut])
+    blocks = [
+        trajectory.BlockTask(str(run.path), index, start, stop, config.basis, config.causal)
+        for index, (start, stop) in enumerate(pairwise(cuts))
+    ]
+    job.map("filter", trajectory.write_block, blocks)
+    kernel = trajectory.KernelTask(str(run.path), cuts, config.causal, config.denoise)
+    [record] = job.map("kernel", trajectory.learn_kernels, [kernel])
+    job.outcome.figures["movement_kept"] = record.kept
+    job.progress.say(f"trajectory: {record.kept:.1%} of the movement stands out of the noise")
 
 
 def solve_others(job: Job, chosen: tuple[int, ...], starts: Starts) -> None:
@@ -291,7 +331,7 @@ def solve_others(job: Job, chosen: tuple[int, ...], starts: Starts) -> None:
     if "factors" in outputs:
         wanted |= set(range(count_freqs(job.shape.n_steps)))
     freqs = sorted(wanted - {0})
-    options, projected = job.config.solver_settings(), "trajectory" in outputs
+    options, projected = job.config.solver_settings(), bool(chosen)
     items = [
         solve.SolveTask(
             str(run.staged.tensor), str(run.slices), batch, options, projected=projected, starts=starts
@@ -299,17 +339,8 @@ def solve_others(job: Job, chosen: tuple[int, ...], starts: Starts) -> None:
         for batch in batch_freqs(freqs, job.shape, job.config.rank, job.limits)
     ]
     if items:
-        _solve(job, "solve", items)
+        job.solve("solve", items)
     job.slices += [slice_name(k) for k in freqs]
-
-
-def _solve(job: Job, stage: str, items: list[solve.SolveTask]) -> None:
-    """Run tasks of the solver, and count the slices that were there already."""
-    wanted = sum(len(item.freqs) for item in items)
-    # Also those that seem to be there: whether a slice is whole, its task finds by the checksum.
-    solved = sum(job.map(stage, solve.solve_batch, items))
-    job.outcome.solved += solved
-    job.outcome.reused += wanted - solved
 
 
 def write_parts(job: Job, zero: ZeroSlice | None, chosen: tuple[int, ...], rotated: bool) -> list[CheckTask]:
@@ -317,6 +348,11 @@ def write_parts(job: Job, zero: ZeroSlice | None, chosen: tuple[int, ...], rotat
     config, shape, checks = job.config, job.shape, []
     for output in wanted_parts(config, shape.directed):
         freqs = freqs_of(output, chosen, shape.n_steps)
+        steps: tuple[int, ...] = ()
+        if output == "trajectory" and config.filtered:
+            steps = trajectory.dense_steps(config.dense, shape.n_nodes, shape.n_steps, config.rank)
+            if not steps:
+                continue
         rows = part_rows(shape, config, output, len(freqs), job.limits)
         items = [
             PartTask(
@@ -327,6 +363,7 @@ def write_parts(job: Job, zero: ZeroSlice | None, chosen: tuple[int, ...], rotat
                 zero=zero if output.startswith("embedding") else None,
                 raw=config.gauge == "none",
                 rotated=rotated,
+                steps=steps,
             )
             for part in iter_parts(shape.n_nodes, rows)
         ]

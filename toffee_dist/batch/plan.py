@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
+from toffee_dist.batch.block_cost import BlockCost, block_bytes, solve_in_blocks
+from toffee_dist.batch.blocks import count_blocks
+from toffee_dist.batch.trajectory import ENTRY_BYTES, dense_bytes
+from toffee_dist.batch.trajectory_cost import count_dense, describe_ways, filter_costs
 from toffee_dist.batch.write_outputs import OutputFolder
 from toffee_dist.errors import TooLargeError
 from toffee_dist.kernels.spectrum import BLOCK_BYTES, count_freqs
@@ -82,6 +85,10 @@ class Stage:
         On one core.
     disk
         Bytes that it leaves.
+    passes
+        How often all tasks run, one pass after the other.
+    moved
+        Bytes that its passes read from and write to storage; 0 where that is no more than its disk.
     """
 
     name: str
@@ -90,6 +97,15 @@ class Stage:
     task_bytes: int
     seconds: float
     disk: int
+    passes: int = 1
+    moved: int = 0
+
+    def seconds_with(self, workers: int, bandwidth: float) -> float:
+        """Return the seconds with so many workers of one thread, and so many bytes per second for each."""
+        width = max(1, min(workers, self.tasks))
+        # Whole rounds of tasks: three tasks take two workers as long as four.
+        rounds = math.ceil(self.tasks / width) / max(self.tasks, 1)
+        return self.seconds * rounds + max(self.moved, 2 * self.disk) / (bandwidth * width)
 
 
 @dataclass(frozen=True)
@@ -101,6 +117,8 @@ class Plan:
     outputs: tuple[str, ...]
     n_freqs: int
     stages: tuple[Stage, ...]
+    mapped_bytes: int
+    notes: tuple[str, ...] = ()
 
     @property
     def task_bytes(self) -> int:
@@ -120,7 +138,11 @@ class Plan:
     def worker_bytes(self, threads: int = 1) -> int:
         """Return the projected peak of a worker process with this many threads."""
         busy = max(min(threads, stage.tasks) * stage.task_bytes for stage in self.stages)
-        return BASE_BYTES + self.shape.mapped_bytes + busy
+        return BASE_BYTES + self.mapped_bytes + busy
+
+    def seconds_with(self, workers: int, bandwidth: float) -> float:
+        """Return the seconds with so many workers of one thread, and so many bytes per second for each."""
+        return sum(stage.seconds_with(workers, bandwidth) for stage in self.stages)
 
     def fitting_threads(self, memory: int, threads: int) -> int:
         """Return how many of these threads fit into the memory of one process."""
@@ -150,7 +172,7 @@ class Plan:
         raise TooLargeError(
             f"not enough memory in {where}",
             got=f"{show_bytes(memory)}; projected peak {show_bytes(need)}: "
-            f"{show_bytes(self.shape.mapped_bytes)} of mapped tensor and {min(threads, largest.tasks)} × "
+            f"{show_bytes(self.mapped_bytes)} of mapped tensor and {min(threads, largest.tasks)} × "
             f"{show_bytes(largest.task_bytes)} ({largest.name}, rank {self.rank}, "
             f"{self.shape.n_nodes:,} nodes)",
             allowed="a projection that fits",
@@ -197,7 +219,8 @@ def make_plan(
         in_trajectory = chosen
     # Another model solves no frequency: it has stages of its own.
     n_freqs = 1 if find_model(settings.model).from_zero_slice else 0
-    if "trajectory" in settings.outputs:
+    moves = "trajectory" in settings.outputs
+    if moves and not settings.filtered:
         n_freqs = in_trajectory
     if "factors" in settings.outputs:
         n_freqs = all_freqs
@@ -211,13 +234,31 @@ def make_plan(
             disk=shape.mapped_bytes + 16 * shape.n_nodes,
         ),
         *_fit_stages(shape, settings, n_freqs, all_freqs, limits),
-        _node_stage(shape, settings),
+        _node_stage(shape, settings, limits),
         *more,
+        _table_stage(shape, settings, all_freqs, limits),
     ]
+    notes: tuple[str, ...] = ()
+    if moves and settings.filtered:
+        sizes = Sizes(shape.n_nodes, shape.n_steps, shape.n_pairs, shape.n_entries)
+        costs = filter_costs(sizes, settings, limits)
+        stages += [Stage(*cost) for cost in costs]
+        als = (in_trajectory - 1) * slice_seconds(shape, settings.rank)
+        notes = (describe_ways(sizes, settings, costs, als),)
     for output in wanted_parts(settings, shape.directed):
         used = all_freqs if output.startswith("factors") else in_trajectory
+        if output == "trajectory" and settings.filtered:
+            used = 0
+            if not count_dense(settings, shape.n_nodes, shape.n_steps):
+                continue
         stages.append(_part_stage(shape, settings, output, used, limits))
-    return Plan(shape, settings.rank, settings.outputs, n_freqs, tuple(stages))
+    blocks = count_blocks(shape.n_nodes, shape.n_pairs, limits)
+    # A task of one vector per node touches the rows of its block; others may touch all.
+    some = set(settings.outputs) == {"embedding"} and find_model(settings.model).from_zero_slice
+    mapped = shape.mapped_bytes
+    if some and blocks > 1:
+        mapped = 2 * mapped // blocks
+    return Plan(shape, settings.rank, settings.outputs, n_freqs, tuple(stages), mapped, notes)
 
 
 def wanted_parts(settings: ModelSettings, directed: bool) -> list[OutputFolder]:
@@ -276,6 +317,11 @@ def _item(settings: ModelSettings) -> int:
     return 4 if settings.precision == "single" else 8
 
 
+def _square_bytes(settings: ModelSettings) -> int:
+    """Return what r×r numbers in double take: with a rank above the number of nodes, more than n×r."""
+    return 8 * settings.rank**2
+
+
 def _row_bytes(shape: Shape, settings: ModelSettings, output: OutputFolder, n_freqs: int) -> int:
     """Return what one node takes in a task that writes parts, its copies on the way included."""
     item, rank, T = _item(settings), settings.rank, shape.n_steps
@@ -285,6 +331,10 @@ def _row_bytes(shape: Shape, settings: ModelSettings, output: OutputFolder, n_fr
         return 2 * 8 * count_freqs(T) + 64
     if output == "factors/A_freq":
         return n_freqs * (rank * 2 * item * 4 + 64)
+    if output == "trajectory" and settings.filtered:
+        # Vectors, a turned copy, and the page that Parquet is writing; the node's entries.
+        each, steps = 1 + shape.n_entries // max(shape.n_nodes, 1), count_dense(settings, shape.n_nodes, T)
+        return rank * (12 * max(1, steps) + ENTRY_BYTES * each) + 48 * T
     # The slices' rows; their inverse transform (which fills in the other frequencies where many are
     # used); its turn; the page that Parquet is writing.
     filled = count_freqs(T) if n_freqs > 4 * math.log2(max(T, 2)) else 0
@@ -313,19 +363,35 @@ def _solve_stages(
     alone = 1 if settings.reduce == "sum" or "embedding" not in settings.outputs else 2
     if set(settings.outputs) == {"spectrum"}:
         return []
-    tall = n * settings.rank * item
+    tall, square = n * settings.rank * item, _square_bytes(settings)
     weighted = 8 * shape.n_entries if alone == 2 else 0
-    stages.append(
-        Stage(
-            "solve zero",
-            "the sum over time is one frequency; its singular vectors are the common basis",
-            tasks=alone,
-            task_bytes=_solve_bytes(shape, settings, real=True, batch=1) + weighted,
-            seconds=alone * seconds,
-            disk=alone * 3 * tall,
+    if count_blocks(n, shape.n_pairs, limits) > 1:
+        cost = _block_cost(shape, settings, shape.directed, limits)
+        stages.append(
+            Stage(
+                "solve zero",
+                "the sum over time, in blocks of nodes: every pass is a map over the blocks",
+                tasks=cost.blocks,
+                task_bytes=cost.task_bytes,
+                seconds=alone * cost.seconds,
+                disk=alone * cost.disk,
+                passes=alone * cost.passes,
+                moved=alone * cost.moved,
+            )
         )
-    )
-    stages.append(Stage("basis", "singular vectors", alone, 7 * tall, alone * tall / 1e8, 0))
+    else:
+        stages.append(
+            Stage(
+                "solve zero",
+                "the sum over time is one frequency; its singular vectors are the common basis",
+                tasks=alone,
+                task_bytes=solve_bytes(shape, settings, real=True, batch=1) + weighted,
+                seconds=alone * seconds,
+                disk=alone * (3 * tall + 2 * square),
+            )
+        )
+        # R, AᴴV and their product.
+        stages.append(Stage("basis", "singular vectors", alone, 7 * tall + 3 * square, alone * tall / 1e8, 0))
     if "trajectory" in settings.outputs:
         entries, pairs = shape.n_entries, shape.n_pairs
         stages.append(
@@ -343,33 +409,77 @@ def _solve_stages(
                 disk=0,
             )
         )
-    if n_freqs > 1:
+    most = "all" if n_freqs == all_freqs else f"{n_freqs:,} of {all_freqs:,}"
+    if n_freqs > 1 and slices_in_blocks(shape, settings, limits):
+        cost = _block_cost(shape, settings, True, limits)
+        # Complex numbers are two.
+        stages.append(
+            Stage(
+                "solve",
+                f"the other frequencies ({most}), one after the other, in blocks of nodes",
+                tasks=cost.blocks,
+                task_bytes=2 * cost.task_bytes,
+                seconds=(n_freqs - 1) * 2 * cost.seconds,
+                disk=2 * cost.disk + (n_freqs - 1) * (2 * tall + 4 * square),
+                passes=(n_freqs - 1) * cost.passes,
+                moved=(n_freqs - 1) * 2 * cost.moved,
+            )
+        )
+    elif n_freqs > 1:
         batches = list(batch_freqs(list(range(1, n_freqs)), shape, rank, limits))
-        most = "all" if n_freqs == all_freqs else f"{n_freqs:,} of {all_freqs:,}"
         stages.append(
             Stage(
                 "solve",
                 f"the other frequencies ({most}), independent of each other",
                 tasks=len(batches),
-                task_bytes=_solve_bytes(shape, settings, real=False, batch=len(batches[0])),
+                task_bytes=solve_bytes(shape, settings, real=False, batch=len(batches[0])),
                 seconds=(n_freqs - 1) * seconds,
-                disk=(n_freqs - 1) * 2 * tall,
+                disk=(n_freqs - 1) * (2 * tall + 4 * square),
             )
         )
     return stages
 
 
-def _node_stage(shape: Shape, settings: ModelSettings) -> Stage:
+def slices_in_blocks(shape: Shape, settings: ModelSettings, limits: Limits) -> bool:
+    """Whether slices of other frequencies than 0 are cut into blocks: where one is too large for a task."""
+    if count_blocks(shape.n_nodes, shape.n_pairs, limits) == 1:
+        return False
+    return solve_bytes(shape, settings, real=False, batch=1) > limits.slice_bytes
+
+
+def _block_cost(shape: Shape, settings: ModelSettings, directed: bool, limits: Limits) -> BlockCost:
+    sizes = Sizes(shape.n_nodes, shape.n_steps, shape.n_pairs, shape.n_entries)
+    return solve_in_blocks(sizes, directed, min(settings.rank, shape.n_nodes), _item(settings), limits)
+
+
+def _node_stage(shape: Shape, settings: ModelSettings, limits: Limits) -> Stage:
     n, pairs, item = shape.n_nodes, shape.n_pairs, _item(settings)
     tall = n * settings.rank
+    blocks = count_blocks(n, pairs, limits)
+    # U, V and a copy; two products in double. The slice, its squares and its transpose.
+    whole = (3 * item + 16) * tall + 64 * pairs + 64 * n
     return Stage(
         "nodes",
         "degree, last step and residual of every node",
-        tasks=1,
-        # U, V and a copy; two products in double. The slice, its squares and its transpose.
-        task_bytes=(3 * item + 16) * tall + 64 * pairs + 64 * n,
-        seconds=SECONDS_PAIR * pairs * settings.rank,
+        tasks=blocks,
+        task_bytes=whole if blocks == 1 else block_bytes(n, pairs, settings.rank, item, limits),
+        seconds=SECONDS_PAIR * pairs * (settings.rank if blocks == 1 else 4) + 1e-8 * tall,
         disk=48 * n,
+    )
+
+
+def _table_stage(shape: Shape, settings: ModelSettings, n_freqs: int, limits: Limits) -> Stage:
+    """Return the stage of the small tables, with the cores R of all frequencies where they are asked for."""
+    # All of R in double, its two halves, and in time; the pages that Parquet is writing.
+    cores = (4 * n_freqs + 4 * shape.n_steps) * _square_bytes(settings)
+    asked = "factors" in settings.outputs
+    return Stage(
+        "tables",
+        "steps, fit and nodes; the cores R of factors",
+        tasks=1,
+        task_bytes=(cores if asked else 0) + 64 * min(shape.n_nodes, limits.table_rows),
+        seconds=4 * cores / BYTES_PER_SECOND if asked else 0.0,
+        disk=((2 * n_freqs + shape.n_steps) * _square_bytes(settings) if asked else 0) + 64 * shape.n_nodes,
     )
 
 
@@ -381,13 +491,14 @@ def compare_stage(shape: Shape, settings: ModelSettings) -> Stage:
         "compare",
         "axes of the previous run, held-out links, drift",
         tasks=2,
-        task_bytes=2 * item * tall + 120 * n + 40 * shape.n_pairs,
+        # The rotation: a sum of products, its singular vectors and their work; measured 8 such arrays.
+        task_bytes=2 * item * tall + 120 * n + 40 * shape.n_pairs + 10 * _square_bytes(settings),
         seconds=4 * item * tall / BYTES_PER_SECOND,
         disk=64 * n,
     )
 
 
-def _solve_bytes(shape: Shape, settings: ModelSettings, *, real: bool, batch: int) -> int:
+def solve_bytes(shape: Shape, settings: ModelSettings, *, real: bool, batch: int) -> int:
     """Return what a task holds that solves `batch` slices, one after the other."""
     n, rank, pairs = shape.n_nodes, min(settings.rank, shape.n_nodes), shape.n_pairs
     item = _item(settings) * (1 if real else 2)
@@ -402,7 +513,9 @@ def _solve_bytes(shape: Shape, settings: ModelSettings, *, real: bool, batch: in
     if n <= max(128, 4 * rank):
         tall += 6 * 16 * n * n
     small = 12 * 16 * (4 * rank) ** 2
-    return max(transform, held + matrix + tall + small)
+    # R as it is kept, with zeros up to the rank that was asked for; AᴴV and their product.
+    kept = (1 if real else 6) * _square_bytes(settings)
+    return max(transform, held + matrix + tall + small) + kept
 
 
 def _part_stage(
@@ -415,7 +528,8 @@ def _part_stage(
         output,
         "Parquet, one part per block of nodes",
         tasks=math.ceil(shape.n_nodes / rows),
-        task_bytes=rows * row_bytes,
+        # One core of a slice at a time, rotated.
+        task_bytes=rows * row_bytes + (0 if output == "spectrum" else 5 * _square_bytes(settings)),
         seconds=3 * disk / BYTES_PER_SECOND,
         disk=disk,
     )
@@ -426,46 +540,8 @@ def _disk_bytes(shape: Shape, settings: ModelSettings, output: OutputFolder, n_f
         return 8 * count_freqs(shape.n_steps) + 16
     if output == "factors/A_freq":
         return 2 * _item(settings) * settings.rank * n_freqs + 16
+    if output == "trajectory" and settings.filtered:
+        return dense_bytes(1, count_dense(settings, shape.n_nodes, shape.n_steps), settings.rank)
     if output in ("trajectory", "factors/A_time"):
         return 4 * settings.rank * shape.n_steps + 16
     return 4 * settings.rank + 16
-
-
-def plan_json(plan: Plan) -> dict[str, Any]:
-    """Return the plan as plain types, with the figures that size a cluster."""
-    return {
-        **asdict(plan),
-        "task_bytes": plan.task_bytes,
-        "mapped_bytes": plan.shape.mapped_bytes,
-        "worker_bytes": {threads: plan.worker_bytes(threads) for threads in (1, 2, 4)},
-        "disk_bytes": plan.disk,
-        "seconds": plan.seconds,
-    }
-
-
-def describe_plan(plan: Plan) -> str:
-    """Return the plan as lines for a person."""
-    shape = plan.shape
-    about = "" if shape.exact else "about "
-    solved = f", of which at most {plan.n_freqs:,} will be solved" if plan.n_freqs else ""
-    lines = [
-        f"nodes      {about}{shape.n_nodes:,}",
-        f"steps      {shape.n_steps:,}, so {count_freqs(shape.n_steps):,} frequencies{solved}",
-        f"pairs      {about}{shape.n_pairs:,}, with at most {shape.n_entries:,} entries, "
-        f"from {shape.rows:,} rows",
-        f"outputs    {', '.join(plan.outputs)}, rank {plan.rank}",
-        "",
-        f"{'stage':<16} {'tasks':>7} {'memory/task':>14} {'seconds':>9} {'disk':>10}  why",
-    ]
-    for stage in plan.stages:
-        lines.append(
-            f"{stage.name:<16} {stage.tasks:>7,} {show_bytes(stage.task_bytes):>14} {stage.seconds:>9,.1f} "
-            f"{show_bytes(stage.disk):>10}  {stage.why}"
-        )
-    need = ", ".join(f"{show_bytes(plan.worker_bytes(threads))} with {threads}" for threads in (1, 2, 4))
-    lines += [
-        "",
-        f"per worker {need} threads, {show_bytes(shape.mapped_bytes)} of it the mapped tensor",
-        f"in all     {show_bytes(plan.disk)} of storage, about {plan.seconds:,.0f} seconds on one core",
-    ]
-    return "\n".join(lines)

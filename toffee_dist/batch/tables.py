@@ -95,8 +95,8 @@ FIT_SCHEMA = {
 
 def _write_cores(run: RunFolder, freqs: tuple[int, ...], n_steps: int) -> None:
     """Write R in frequency and in time; T·r² numbers."""
-    R = np.stack([load_rows(array_path(run.slices, "R", slice_name(k))) for k in freqs])
-    flat = R.reshape(len(freqs), -1).astype(np.complex128)
+    cores = (load_rows(array_path(run.slices, "R", slice_name(k))).ravel() for k in freqs)
+    flat = np.stack(list(cores), dtype=np.complex128)
     parquet.write_parquet(
         run.core("R_freq"),
         {
@@ -117,19 +117,21 @@ def write_nodes(run: RunFolder, task: TablesTask) -> None:
 
     Steps are those of the window. Moments reach back to earlier runs: a node that has left keeps them.
     """
-    degree, first, last = (load_rows(run.node_stat(name)) for name in ("degree", "first", "last"))
+    n_nodes = run.staged.read().summary.nodes
     starts = step_starts(task.grid)
     earlier = _earlier_moments(run, RunFolder.at(task.previous)) if task.previous else None
 
     def tables() -> Iterator[pa.Table]:
-        for start in range(0, len(degree), task.rows_at_once):
-            stop = min(start + task.rows_at_once, len(degree))
-            rows = slice(start, stop)
-            seen = {"first": first[rows], "last": last[rows]}
+        for start in range(0, n_nodes, task.rows_at_once):
+            stop = min(start + task.rows_at_once, n_nodes)
+            degree, first, last = (
+                load_rows(run.node_stat(name), start, stop) for name in ("degree", "first", "last")
+            )
+            seen = {"first": first, "last": last}
             columns = read_ids(run.staged.nodes, start, stop)
             columns |= {
                 "row": pa.array(np.arange(start, stop, dtype=np.int64)),
-                "degree": pa.array(degree[rows]),
+                "degree": pa.array(degree),
             }
             for name, steps in seen.items():
                 # A node that is known but has no edge in the window was never seen.

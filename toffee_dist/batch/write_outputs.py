@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from toffee_dist.batch.trajectory import write_vectors
 from toffee_dist.kernels.solvers.base import Tall, times
 from toffee_dist.kernels.spectrum import count_freqs, inverse_transform, node_energies
 from toffee_dist.storage import parquet
@@ -51,6 +52,8 @@ class PartTask:
         Of a trajectory: the paper's A_k·R_k instead of the common basis.
     rotated
         Whether vectors are turned by the rotation of the run, which must be there.
+    steps
+        Of a filtered trajectory: the steps that are written.
     """
 
     run: str
@@ -62,6 +65,7 @@ class PartTask:
     zero: ZeroSlice | None = None
     raw: bool = False
     rotated: bool = False
+    steps: tuple[int, ...] = ()
 
     @property
     def folder(self) -> RunFolder:
@@ -84,6 +88,9 @@ class PartTask:
         if self.zero is not None and not self.zero.fitted:
             columns.remove("residual")
         each = {"trajectory": n_steps, "factors/A_time": n_steps, "factors/A_freq": len(self.freqs)}
+        if self.steps:
+            each["trajectory"] = len(self.steps)
+            columns.append("noise")
         rows = (self.stop - self.start) * each.get(self.output, 1)
         return CheckTask(str(self.path), rows, tuple(columns))
 
@@ -177,10 +184,17 @@ def _repeated(task: PartTask, times_each: int) -> dict[str, pa.Array]:
     return {name: column.take(at) for name, column in task.ids.items()}
 
 
+def _trajectory(task: PartTask) -> dict[str, Any]:
+    """One vector per node and step: filtered, or from slices."""
+    if task.steps:
+        return write_vectors(task.folder, task.start, task.stop, task.steps, task.rotated)
+    return _over_time(task)
+
+
 WRITERS: dict[OutputFolder, Callable[[PartTask], dict[str, Any]]] = {
     "embedding": _one_vector,
     "embedding_target": _one_vector,
-    "trajectory": _over_time,
+    "trajectory": _trajectory,
     "factors/A_time": _over_time,
     "factors/A_freq": _over_frequency,
     "spectrum": _spectrum,

@@ -60,19 +60,40 @@ def ingest_command(inputs: tuple[str, ...], config: str | None, as_json: bool, *
 @click.command("plan", short_help="Say what embed would take; solves nothing", cls=GroupedCommand)
 @inputs_argument
 @config_options(EdgeSettings, ModelSettings, RuntimeSettings)
+@click.option("--nodes", type=float, help="Plan for a graph of so many nodes, without any input.")
+@click.option("--events", type=float, help="With --nodes: how many events it has.")
+@click.option("--n-steps", type=float, default=365.0, show_default=True, help="With --nodes: how many steps.")
+@click.option(
+    "--bandwidth",
+    default="1GB",
+    show_default=True,
+    help="Bytes per second that one worker reads from and writes to storage.",
+)
 @json_option
-def plan_command(inputs: tuple[str, ...], config: str | None, as_json: bool, **options: Any) -> None:
+def plan_command(
+    inputs: tuple[str, ...],
+    config: str | None,
+    as_json: bool,
+    nodes: float | None,
+    events: float | None,
+    n_steps: float,
+    bandwidth: str,
+    **options: Any,
+) -> None:
     """Say what embed would do: frequencies, tasks, memory, disk, time. Solves nothing.
 
     Reads the input once. Nodes and pairs are estimates, to within 3 %; the time is of one core of a machine
-    like ours. With --memory, what would not fit into such a worker is refused as embed would refuse it.
+    like ours, and of --workers of them. With --memory, what would not fit into such a worker is refused as
+    embed would refuse it. With --nodes and --events no input is read: to size a cluster.
 
     \b
     Example:
       toffee plan edges/*.parquet --rank 64 --outputs embedding,trajectory --freqs all
+      toffee plan --nodes 1e9 --events 1e10 --workers 64 --rank 64
     """
     # Saves start-up time.
-    from toffee_dist.batch.plan import Shape, describe_plan, make_plan, plan_json
+    from toffee_dist.batch.plan import Shape, make_plan
+    from toffee_dist.batch.show_plan import describe_plan, plan_json
     from toffee_dist.cluster.client import count_cores, open_cluster
     from toffee_dist.cluster.mapping import runner
     from toffee_dist.ingest.prepare import estimate
@@ -80,28 +101,39 @@ def plan_command(inputs: tuple[str, ...], config: str | None, as_json: bool, **o
 
     settings = JobConfig.read({"inputs": inputs or None, **options}, config)
     memory = None if settings.memory is None else parse_bytes(settings.memory)
-    progress = choose_progress(quiet=as_json)
-    with open_cluster(settings) as client, progress.stage("scan") as done:
-        found = estimate(
-            settings,
-            runner(client, wait=settings.wait, stall=settings.stall, done=done),
-            progress.say,
-        )
-    shape = Shape(
-        found.nodes,
-        found.steps,
-        found.pairs,
-        found.entries,
-        not settings.undirected,
-        found.rows,
-        exact=False,
-    )
+    speed = parse_bytes(bandwidth, "bandwidth")
+    if speed <= 0:
+        raise click.UsageError("--bandwidth must be more than nothing.")
+    directed = not settings.undirected
+    if nodes is not None:
+        sizes = [_whole("--nodes", nodes), _whole("--events", events), _whole("--n-steps", n_steps)]
+        # Of an undirected graph both directions of a pair are stored.
+        pairs = sizes[1] * (1 if directed else 2)
+        shape = Shape(sizes[0], sizes[2], pairs, pairs, directed, sizes[1], exact=False)
+    else:
+        progress = choose_progress(quiet=as_json)
+        with open_cluster(settings) as client, progress.stage("scan") as done:
+            found = estimate(
+                settings,
+                runner(client, wait=settings.wait, stall=settings.stall, done=done),
+                progress.say,
+            )
+        shape = Shape(found.nodes, found.steps, found.pairs, found.entries, directed, found.rows, exact=False)
     plan = make_plan(shape, settings)
-    echo(json.dumps(plan_json(plan)) if as_json else describe_plan(plan))
+    workers = settings.workers or count_cores()
+    shown = plan_json(plan, workers, speed) if as_json else describe_plan(plan, workers, speed)
+    echo(json.dumps(shown) if as_json else str(shown))
     if memory is not None:
         # As many threads as embed would start; of a running cluster nothing is known here.
         threads = (settings.workers or count_cores()) if settings.mode == "threads" else 1
         plan.check_memory(memory, threads, "a worker")
+
+
+def _whole(option: str, value: float | None) -> int:
+    """Return a number of things, which may be written as 1e9."""
+    if value is None or not 1 <= value <= 1e15 or value != int(value):
+        raise click.UsageError(f"{option} must be a whole number from 1 to 1e15.")
+    return int(value)
 
 
 @click.command("embed", short_help="Read edges and publish vectors: the whole job", cls=GroupedCommand)

@@ -159,8 +159,13 @@ def similar_periods_command(path: str, node: str, count: int, space: str | None,
 @_run
 @click.argument("pairs", nargs=-1, required=True, metavar="PAIRS...")
 @_at
+@click.option(
+    "--memory/--no-memory",
+    default=True,
+    help="At a step: whether what a pair itself did counts, beside the company that both nodes keep.",
+)
 @json_option
-def score_command(path: str, pairs: tuple[str, ...], at: str | None, as_json: bool) -> None:
+def score_command(path: str, pairs: tuple[str, ...], at: str | None, memory: bool, as_json: bool) -> None:
     """Give the model's own score of PAIRS: how likely a link is, over all time or at a step.
 
     PAIRS are source,target words, or a Parquet or text file with two columns of ids. Scores are entries of
@@ -179,7 +184,7 @@ def score_command(path: str, pairs: tuple[str, ...], at: str | None, as_json: bo
 
     run = load_run(path)
     sources, targets = read_pairs(pairs)
-    scores = run.score(sources, targets, at)
+    scores = run.score(sources, targets, at, memory=memory)
     frame = pl.DataFrame({"source": sources, "target": targets, "score": scores})
     echo(json.dumps({"scores": frame.to_dicts()}) if as_json else _table(frame))
 

@@ -1,7 +1,7 @@
 """The runtime: where tasks run, and how they are waited for.
 
 One engine for every mode, a `distributed` client; see `cluster`. What needs distributed by name is here, and
-in `survey` and `watchdog` beside it.
+in `workers` and `watchdog` beside it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from toffee_dist.settings import RuntimeSettings
 
 # Workers that may die under one task before it is taken for the cause.
 ALLOWED_FAILURES = 3
+# Seconds between two looks for the workers of a local cluster: threads are there after 10 ms.
+LOOK_LOCALLY = 0.005
 
 # The environment of a worker process, as in deploy/worker.env. One thread of BLAS; and memory that a solver
 # frees is kept for its next array: Dask's nanny trims it, and solving then takes 1.6 times as long.
@@ -201,7 +204,7 @@ def _local(mode: str, workers: int | None, reader_threads: int | None, wait: flo
         local.new_spec["options"]["dashboard"] = False
         processes = 1 if mode == "threads" else count
         local.scale(processes)
-        _wait_for_workers(client, processes, wait)
+        _wait_for_local_workers(local.scheduler, processes, wait)
         local.sync(_close_http, local)
         yield client
 
@@ -260,13 +263,26 @@ def _silence() -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
+def _wait_for_local_workers(scheduler: Any, count: int, wait: float) -> None:
+    """Wait for workers of a scheduler in this process; the client would look ten times per second only."""
+    until = time.monotonic() + wait
+    while len(scheduler.running) < count:
+        if time.monotonic() > until:
+            raise _too_few(count, wait)
+        time.sleep(LOOK_LOCALLY)
+
+
 def _wait_for_workers(client: Any, count: int, wait: float) -> None:
     try:
         client.wait_for_workers(count, timeout=wait)
     except (TimeoutError, OSError):
-        raise UnfinishedError(
-            "workers",
-            got=f"fewer than {count} within {wait:g} seconds",
-            allowed=f"at least {count}",
-            remedy="Start workers, or wait longer with --wait.",
-        ) from None
+        raise _too_few(count, wait) from None
+
+
+def _too_few(count: int, wait: float) -> UnfinishedError:
+    return UnfinishedError(
+        "workers",
+        got=f"fewer than {count} within {wait:g} seconds",
+        allowed=f"at least {count}",
+        remedy="Start workers, or wait longer with --wait.",
+    )

@@ -79,6 +79,7 @@ def open_traces(wanted: bool, run: str) -> Iterator[Traces]:
         yield Traces()
         return
     try:
+        # Saves start-up time.
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -90,6 +91,7 @@ def open_traces(wanted: bool, run: str) -> Iterator[Traces]:
             allowed="OpenTelemetry, installed here",
             remedy="Install it: pip install 'toffee_dist[otel]'; or leave --traces out.",
         ) from None
+    # Saves start-up time.
     from toffee_dist import __version__
 
     # A collector that is away is no news of every second.

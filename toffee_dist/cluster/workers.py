@@ -42,6 +42,8 @@ def ask_workers(client: Any, folder: Path) -> list[Worker]:
         found = client.run(probe, folder, token, on_error="return")
         for address, answer in found.items():
             _check_answer(address, answer, folder, token)
+        if not found:
+            raise lost("no worker is left")
     except OSError as error:
         raise lost(str(error)) from None
     finally:
@@ -151,6 +153,9 @@ def high_water() -> int:
 
 
 def _check_answer(address: str, answer: Any, folder: Path, token: str) -> None:
+    # A connection that broke: the worker is gone, and nothing is wrong with what was asked for.
+    if isinstance(answer, OSError):
+        raise lost(f"worker {address}: {answer}")
     if isinstance(answer, BaseException):
         raise ConfigError(
             f"worker {address} cannot run our tasks",

@@ -60,8 +60,15 @@ class EvaluateConfig:
     def __post_init__(self) -> None:
         for protocol in self.protocols:
             check_protocol(protocol)
-        for model in self.models:
-            find_model(model)
+        for name in self.models:
+            model = find_model(name)
+            if self.protocols and model.fit is None and model.score is None:
+                raise ConfigError(
+                    f"model {name}",
+                    got=", ".join(self.protocols),
+                    allowed="protocol in-time",
+                    remedy="It has a vector per step, and none for the whole time.",
+                )
         for features in self.features:
             check_features(features)
         check_classifier(self.classifier)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from toffee_dist.errors import InputError
 from toffee_dist.ingest.prepare import list_tasks, read_window
-from toffee_dist.ingest.registry import positions
+from toffee_dist.ingest.registry import positions, read_ipc
 from toffee_dist.ingest.scan import ScanPart, scan
 from toffee_dist.ingest.summary import gather_bad, refuse_bad
 from toffee_dist.limits import LIMITS, Limits
@@ -165,7 +165,7 @@ def read_events(
         settings.step,
         settings.directed,
         settings.entry,
-        settings.pair_weight,
+        settings.weight_of_pairs,
         since,
         n_sources,
     )
@@ -176,11 +176,11 @@ def _gather(
 ) -> tuple[pl.Series, pl.DataFrame, int | None]:
     """Give every id a row in the order of the ids, and return the rows of all parts."""
     spaces = range(1 + bipartite)
-    part_ids = [[pl.read_ipc(part.ids_path(work, s))["id"] for s in spaces] for part in parts]
+    part_ids = [[read_ipc(part.ids_path(work, s))["id"] for s in spaces] for part in parts]
     ids = [pl.concat([own[s] for own in part_ids]).unique().sort() for s in spaces]
     frames = []
     for part, own in zip(parts, part_ids, strict=True):
-        rows = pl.read_ipc(part.rows_path(work))
+        rows = read_ipc(part.rows_path(work))
         lookups = [positions(ids[s], own[s]) for s in spaces]
         source, target = lookups[0], lookups[-1] + (len(ids[0]) if bipartite else 0)
         columns: dict[str, Any] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +16,7 @@ from toffee_dist.errors import ConfigError
 from toffee_dist.evaluation.classify import Classifier
 from toffee_dist.evaluation.compare import GRID, Cell, EvaluateConfig, evaluate
 from toffee_dist.evaluation.events import read_events
+from toffee_dist.evaluation.in_time import MODELS_IN_TIME, InTimeCell, ask_in_time, check_models
 from toffee_dist.evaluation.report import to_frame, write_results
 from toffee_dist.evaluation.steps import FutureConfig, StepCell, future_links, label_steps, read_labels
 from toffee_dist.models import MODELS
@@ -44,6 +45,8 @@ class EvaluateJob:
         Which coming steps are asked about; None asks none.
     labels
         A file of labels; None compares none.
+    in_time
+        Models that are asked about hidden entries of single steps; none: nothing is asked.
     workers
         Processes for the tasks of the fits; None runs all in this process.
     """
@@ -54,6 +57,7 @@ class EvaluateJob:
     splits: Path | None = None
     future: FutureConfig | None = None
     labels: Path | None = None
+    in_time: tuple[str, ...] = ()
     workers: int | None = None
 
 
@@ -64,6 +68,7 @@ class Evaluated:
     about: dict[str, Any]
     cells: pl.DataFrame
     steps: pl.DataFrame
+    in_time: pl.DataFrame
 
 
 def run_job(job: EvaluateJob, say: Say = lambda line: None) -> Evaluated:
@@ -100,7 +105,11 @@ def run_job(job: EvaluateJob, say: Say = lambda line: None) -> Evaluated:
         if labels is not None:
             past = events.past()
             marks += label_steps(past.tensor, labels, job.config.options, past.grid.show, say)
+        seeds = range(job.config.first_seed, job.config.first_seed + job.config.seeds)
+        weighted = replace(events, pair_weight="log") if job.edges.pair_weight == "auto" else events
+        hidden = ask_in_time(weighted, job.in_time, job.config.options, seeds, say) if job.in_time else []
         cells, steps = to_frame(found, Cell), to_frame(marks, StepCell)
+        in_time = to_frame(hidden, InTimeCell)
         about = {
             "inputs": hide_in(list(job.edges.inputs)),
             "links": len(events),
@@ -111,9 +120,9 @@ def run_job(job: EvaluateJob, say: Say = lambda line: None) -> Evaluated:
                 name: getattr(job.config, name) for name in ("protocols", "models", "features", "seeds")
             },
         }
-        write_results(stage, about, cells, steps, Path(hide_secrets(job.edges.inputs[0])).name)
+        write_results(stage, about, cells, steps, in_time, Path(hide_secrets(job.edges.inputs[0])).name)
         move_tree(stage, out)
-    return Evaluated(about, cells, steps)
+    return Evaluated(about, cells, steps, in_time)
 
 
 @contextmanager
@@ -156,7 +165,8 @@ def parse_grid(words: Sequence[str]) -> dict[str, list[Any]]:
 
 _DEFAULT = EvaluateConfig()
 _GROUP = shown("Evaluation")
-Protocol = Literal["link-paper", "link-new", "link-hard", "none"]
+Protocol = Literal["link-paper", "link-new", "link-hard", "in-time", "none"]
+IN_TIME = "in-time"
 
 
 class EvaluateSettings(EdgeSettings, FitSettings, OutSettings):
@@ -164,13 +174,13 @@ class EvaluateSettings(EdgeSettings, FitSettings, OutSettings):
 
     protocol: Annotated[tuple[Protocol, ...], Split] = Field(
         ("link-paper",),
-        description="Which pairs are asked about: link-paper, link-new, link-hard; none: only --future or "
-        "--labels.",
+        description="What is asked: link-paper, link-new, link-hard (pairs of the future); in-time (who is "
+        "linked at a step, and when a pair is); none: only --future or --labels.",
         json_schema_extra=_GROUP,
     )
     model: Annotated[tuple[str, ...], Split] = Field(
-        _DEFAULT.models,
-        description=f"Which models to compare: {', '.join(MODELS)}.",
+        (),
+        description=f"Which models to compare: {', '.join(MODELS)} (default: those that suit the protocol).",
         json_schema_extra=_GROUP,
     )
     features: Annotated[tuple[str, ...], Split] = Field(
@@ -227,8 +237,10 @@ class EvaluateSettings(EdgeSettings, FitSettings, OutSettings):
 
     def job(self) -> EvaluateJob:
         """Return what `run_job` takes, all of it checked."""
-        protocols = tuple(name for name in self.protocol if name != "none")
-        if not protocols and self.future is None and self.labels is None:
+        protocols = tuple(name for name in self.protocol if name not in ("none", IN_TIME))
+        in_time = (self.model or MODELS_IN_TIME) if IN_TIME in self.protocol else ()
+        check_models(in_time)
+        if not protocols and not in_time and self.future is None and self.labels is None:
             raise ConfigError("protocol none", got="nothing else", allowed="it needs --future or --labels")
         if not self.out:
             raise ConfigError(
@@ -239,7 +251,7 @@ class EvaluateSettings(EdgeSettings, FitSettings, OutSettings):
             options = options.changed(reg_a=self.reg, reg_r=self.reg)
         config = EvaluateConfig(
             protocols,
-            models=self.model,
+            models=self.model or _DEFAULT.models,
             features=self.features,
             classifier=self.classifier,
             seeds=self.seeds,
@@ -254,5 +266,6 @@ class EvaluateSettings(EdgeSettings, FitSettings, OutSettings):
             splits=None if self.splits is None else Path(self.splits),
             future=None if self.future is None else FutureConfig(self.future, self.period),
             labels=None if self.labels is None else Path(self.labels),
+            in_time=in_time,
             workers=self.workers,
         )

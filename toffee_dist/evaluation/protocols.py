@@ -204,7 +204,7 @@ def _write_examples(examples: Examples, path: Path, ids: pl.Series) -> None:
 
 def _read_examples(path: Path, events: Events) -> Examples:
     try:
-        table = pl.read_parquet(path)
+        table = pl.read_parquet(path, glob=False)
         numbers = pl.DataFrame({"id": events.ids, "row": pl.Series(range(events.n_nodes), dtype=pl.Int64)})
         # Two spaces of nodes may use the same ids.
         middle = events.n_sources

@@ -11,14 +11,19 @@ from typing import Any
 import polars as pl
 
 from toffee_dist.evaluation.compare import Cell
+from toffee_dist.evaluation.in_time import InTimeCell
 from toffee_dist.evaluation.steps import StepCell
 
-CELLS, STEPS, RESULT, PAGE = "cells.parquet", "steps.parquet", "result.json", "report.html"
+CELLS, STEPS, IN_TIME = "cells.parquet", "steps.parquet", "in_time.parquet"
+RESULT, PAGE = "result.json", "report.html"
 _TYPES = {"str": pl.String, "int": pl.Int64, "float": pl.Float64}
 MARKS = ("micro_f1", "roc_auc", "average_precision", "fresh_f1")
 
 
-def to_frame(cells: Sequence[Cell] | Sequence[StepCell], kind: type[Cell] | type[StepCell]) -> pl.DataFrame:
+AnyCell = Cell | StepCell | InTimeCell
+
+
+def to_frame(cells: Sequence[AnyCell], kind: type[AnyCell]) -> pl.DataFrame:
     """Return cells as a table, with its columns even where there are none."""
     schema = {field.name: _TYPES[str(field.type)] for field in fields(kind)}
     return pl.DataFrame([asdict(cell) for cell in cells], schema=schema)
@@ -103,17 +108,43 @@ def describe_steps(cells: pl.DataFrame) -> str:
     return "\n\n".join(tables)
 
 
+def describe_in_time(cells: pl.DataFrame) -> str:
+    """Return who and when of every model: means over the seeds, with 95 % intervals."""
+    if cells.is_empty():
+        return ""
+    means = [pl.col(name).mean() for name in ("who", "who_error", "when", "when_error", "fit_seconds")]
+    table = cells.group_by("model", maintain_order=True).agg(*means, pl.col("settings").first())
+    rows = []
+    for row in table.iter_rows(named=True):
+        marks: list[object] = []
+        for question in ("who", "when"):
+            auc, spread = row[question], 1.96 * row[f"{question}_error"]
+            marks += [f"{auc:.4f}", f"{auc - spread:.3f} to {auc + spread:.3f}"]
+        rows.append([row["model"], *marks, f"{row['fit_seconds']:.2f}", row["settings"]])
+    header = ["model", "who", "95 %", "when", "95 %", "fit, s", "chosen on validation"]
+    title = "in-time: AUC of hidden entries against other pairs (who) and against other steps (when)"
+    return format_table(title, header, rows)
+
+
 def write_results(
-    folder: Path, about: Mapping[str, Any], cells: pl.DataFrame, steps: pl.DataFrame, name: str
+    folder: Path,
+    about: Mapping[str, Any],
+    cells: pl.DataFrame,
+    steps: pl.DataFrame,
+    in_time: pl.DataFrame,
+    name: str,
 ) -> None:
     """Write every cell as Parquet and JSON, the summary, and the plots."""
     cells.write_parquet(folder / CELLS)
     steps.write_parquet(folder / STEPS)
+    if not in_time.is_empty():
+        in_time.write_parquet(folder / IN_TIME)
     result = {
         **about,
         "summary": summarise(cells).to_dicts(),
         "cells": cells.to_dicts(),
         "steps": steps.to_dicts(),
+        "in_time": in_time.to_dicts(),
     }
     (folder / RESULT).write_text(json.dumps(result, indent=1, default=str) + "\n")
     write_page(folder / PAGE, {name: cells}, steps)

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import polars as pl
 import scipy.sparse as sp
-import scipy.sparse.linalg as sla
 
 from toffee_dist.errors import ConfigError, InputError
 from toffee_dist.evaluation.events import Events, Int64s, pair_keys
-from toffee_dist.kernels.embedding import entries, trajectory
+from toffee_dist.kernels.embedding import entries
 from toffee_dist.kernels.frequencies import choose_freqs
 from toffee_dist.kernels.gauge import common_basis
-from toffee_dist.kernels.solvers import SliceFactors, solve_slices
+from toffee_dist.kernels.solvers import solve_slices
 from toffee_dist.kernels.spectrum import inverse_transform
-from toffee_dist.settings import FitSettings, SolverSettings
+from toffee_dist.models import find_model
+from toffee_dist.settings import FitSettings
 from toffee_dist.tasks import Say
 from toffee_dist.tensor import Floats, TemporalTensor
 
@@ -34,6 +34,14 @@ HALF_LIFE = 4.0
 SHARES = (0.0, 0.1, 0.25, 0.5, 1.0)
 # Steps whose communities are looked for, at the most; spread evenly over time.
 LABEL_STEPS = 70
+# What communities at each step are looked for in, by the name of the model in time.
+LABEL_MODELS = {
+    "trajectory": "toffee",
+    "trajectory-als": "toffee-als",
+    "static": "static",
+    "snapshot-svd": "snapshot",
+    "unfolded-svd": "uase",
+}
 
 
 @dataclass(frozen=True)
@@ -303,8 +311,9 @@ def label_steps(
     Returns
     -------
     cells
-        The adjusted Rand index of: ``trajectory`` (the frequencies that stand out of the noise), ``static``
-        (the sum), ``snapshot-svd`` (each step alone) and ``unfolded-svd`` ([X(1) … X(T)] at once).
+        The adjusted Rand index of: ``trajectory`` (the filter), ``trajectory-als`` (the frequencies that
+        stand out of the noise), ``static`` (the sum), ``snapshot-svd`` (each step alone) and
+        ``unfolded-svd`` ([X(1) … X(T)] at once).
     """
     if labels.shape != (tensor.n_steps, tensor.n_nodes):
         raise InputError(
@@ -322,16 +331,14 @@ def label_steps(
             remedy="Where all nodes are alike there is nothing to find: check the labels.",
         )
     steps = [useful[k] for k in np.unique(np.linspace(0, len(useful) - 1, LABEL_STEPS).round().astype(int))]
-    vectors: dict[str, Iterator[Any]] = {
-        "trajectory": _trajectory(tensor, options, steps, say),
-        "static": _static(tensor, options, steps),
-        "snapshot-svd": (_leading(_snapshot(tensor, t), options)[0] for t in steps),
-        "unfolded-svd": _unfolded(tensor, options, steps),
-    }
     cells = []
-    for method, rows in vectors.items():
-        for t, row in zip(steps, rows, strict=True):
-            cells.append(StepCell("labels", method, t, show(t), rand_index(row, labels[t], options.seed)))
+    for method, model in LABEL_MODELS.items():
+        fit = find_model(model).fit_in_time
+        assert fit is not None
+        found = fit(tensor, options, None)
+        for t in steps:
+            mark = rand_index(found.vectors(t), labels[t], options.seed)
+            cells.append(StepCell("labels", method, t, show(t), mark))
     return cells
 
 
@@ -346,55 +353,6 @@ def rand_index(vectors: Any, labels: Int64s, seed: int) -> float:
     count = min(len(np.unique(labels[known])), len(np.unique(rows, axis=0)))
     found = KMeans(count, n_init=10, random_state=seed).fit_predict(rows)
     return float(adjusted_rand_score(labels[known], found))
-
-
-def _trajectory(
-    tensor: TemporalTensor, solve: SolverSettings, steps: Sequence[int], say: Say
-) -> Iterator[Any]:
-    (zero,) = solve_slices(tensor, [0], solve)
-    basis = common_basis(zero)
-    kept = choose_freqs(tensor, "auto", basis)
-    slices: dict[int, SliceFactors] = {0: zero}
-    slices |= {f.k: f for f in solve_slices(tensor, [k for k in kept.freqs if k], solve)}
-    periods = ", ".join(f"{period:.1f}" for period in kept.rhythms()["period_steps"][:5])
-    share = f"{len(kept.freqs)} of {len(kept.energies)} frequencies"
-    say(f"{share} stand out of the noise; periods: {periods or '-'}")
-    yield from trajectory(slices, basis.V, tensor.n_steps, steps=steps)
-
-
-def _static(tensor: TemporalTensor, solve: SolverSettings, steps: Sequence[int]) -> Iterator[Any]:
-    (zero,) = solve_slices(tensor, [0], solve)
-    vectors = common_basis(zero).embedding()
-    return (vectors for _ in steps)
-
-
-def _snapshot(tensor: TemporalTensor, step: int) -> Any:
-    at = tensor.steps == step
-    pair = tensor.entry_pairs[at]
-    shape = (tensor.n_nodes, tensor.n_nodes)
-    return sp.csr_matrix((tensor.values[at], (tensor.sources[pair], tensor.indices[pair])), shape=shape)
-
-
-def _leading(matrix: Any, options: FitSettings) -> tuple[Any, Any]:
-    """Return U·S and V·√S of the leading singular vectors."""
-    rank = min(options.rank, min(matrix.shape))
-    if rank > 0.2 * min(matrix.shape) or min(matrix.shape) < 3:
-        U, S, Vt = np.linalg.svd(matrix.toarray(), full_matrices=False)
-        U, S, Vt = U[:, :rank], S[:rank], Vt[:rank]
-    else:
-        start = np.random.default_rng(options.seed).standard_normal(min(matrix.shape))
-        U, S, Vt = sla.svds(matrix, k=rank, v0=start)
-    return U * S, Vt.T * np.sqrt(S)
-
-
-def _unfolded(tensor: TemporalTensor, options: FitSettings, steps: Sequence[int]) -> Iterator[Any]:
-    """Yield the block of a step of the right vectors of [X(1) … X(T)] (UASE)."""
-    pair = tensor.entry_pairs
-    n = tensor.n_nodes
-    column = tensor.steps.astype(np.int64) * n + tensor.indices[pair]
-    wide = sp.csr_matrix((tensor.values, (tensor.sources[pair], column)), shape=(n, n * tensor.n_steps))
-    _, right = _leading(wide, options)
-    return (right[t * n : (t + 1) * n] for t in steps)
 
 
 def read_labels(path: Path, events: Events) -> Int64s:
@@ -412,7 +370,8 @@ def read_labels(path: Path, events: Events) -> Int64s:
     (n_steps, n_nodes of the tensor), -1 where a node has no label
     """
     try:
-        table = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path)
+        read = pl.read_parquet if path.suffix == ".parquet" else pl.read_csv
+        table = read(path, glob=False)
         table = table.select(
             pl.col("node").cast(events.ids.dtype),
             pl.col("label").rank("dense").cast(pl.Int64) - 1,

@@ -155,7 +155,7 @@ def _ingest(
             packing,
             settings.directed,
             settings.entry,
-            settings.pair_weight,
+            settings.weight_of_pairs,
         )
         for index, bins in enumerate(choose_blocks(count_bins(maps, packing.n_bins), limits))
     ]
@@ -168,7 +168,7 @@ def _ingest(
         make_arrays(tensor, sizes)
         for _ in run(join_block, [JoinTask(block, work, str(tensor)) for block in placed]):
             pass
-    write_header(tensor, sizes, directed=settings.directed, blocks=() if joined else placed)
+    write_header(tensor, sizes, directed=settings.directed, blocks=placed, joined=joined)
 
     bits = np.bitwise_or.reduce([np.frombuffer(record.steps, dtype=np.uint8) for record in merged])
     steps_used = int(np.bitwise_count(bits).sum())

@@ -8,6 +8,7 @@ that range of each list.
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,7 +182,8 @@ def merge_bucket(task: BucketTask) -> BucketRecord:
 def read_ipc(path: Path) -> pl.DataFrame:
     """Read an Arrow file; the frame is a map of it, also of a copy that is already gone."""
     with fetched(path) as local:
-        return pl.read_ipc(local)
+        # Polars takes a name for a pattern, and has no other way to map a file.
+        return pl.read_ipc(glob.escape(str(local)))
 
 
 def positions(ids: pl.Series, wanted: pl.Series) -> NDArray[np.int64]:

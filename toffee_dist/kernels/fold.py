@@ -21,15 +21,25 @@ from toffee_dist.kernels.solvers.base import Small, Tall
 from toffee_dist.tensor import Floats
 
 
-def fold_weights(US: Tall, S: Floats, P: Tall) -> Floats:
-    """Return w: for each column the factor with which P = X F·S^{−2/3} comes nearest to U·S^{2/3}.
+class FoldSums:
+    """w: for each column the factor with which P = X F·S^{−2/3} comes nearest to U·S^{2/3}.
 
     Least squares over the nodes of the run, then S^{−2/3}: w = ⟨US, P⟩ / (‖P‖² S). Where the slice is fitted
-    exactly, P = ±US and w = ±1/S; columns that are noise for a new node are damped.
+    exactly, P = ±US and w = ±1/S; columns that are noise for a new node are damped. Both sums are taken over
+    blocks of nodes.
     """
-    scale = np.square(P, dtype=np.float64).sum(axis=0) * S
-    num = np.einsum("ir,ir->r", US, P, dtype=np.float64)
-    return np.asarray(np.divide(num, scale, out=np.zeros(len(S)), where=scale > 0))
+
+    @staticmethod
+    def of(US: Tall, P: Tall) -> Floats:
+        """Return ⟨US, P⟩ and ‖P‖² of every column, of some nodes."""
+        inner = np.einsum("ir,ir->r", US, P, dtype=np.float64)
+        return np.stack([inner, np.square(P, dtype=np.float64).sum(axis=0)])
+
+    @staticmethod
+    def weights(sums: Floats, S: Floats) -> Floats:
+        """Return w from the sums over all nodes; X, US and P may be divided by one number."""
+        scale = sums[1] * S
+        return np.asarray(np.divide(sums[0], scale, out=np.zeros(len(S)), where=scale > 0))
 
 
 def fold_rows(x: Any, blocks: Iterable[tuple[int, Tall]], weights: Floats, rotation: Small | None) -> Tall:

@@ -7,12 +7,22 @@ arbitrary axes. The product M = A R Aᴴ is unique, and so are its singular vect
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from toffee_dist.kernels.solvers.base import SliceFactors, Small, Tall, gram, times
+from toffee_dist.kernels.solvers.base import (
+    Arrays,
+    Built,
+    Handle,
+    SliceFactors,
+    Small,
+    Tall,
+    TallSpace,
+    Term,
+    gram,
+    times,
+)
 from toffee_dist.tensor import Floats
 
 
@@ -45,30 +55,60 @@ def canonical_vectors(vectors: Tall, S: Floats) -> Tall:
     return np.asarray(vectors * (np.cbrt(S) ** 2).astype(vectors.dtype))
 
 
-def common_basis(zero: SliceFactors) -> CommonBasis:
-    """Return the singular vectors of M_0, from the factors of the (real) zero slice.
+@dataclass(frozen=True, eq=False)
+class BasisFactors:
+    """The common basis where the tall arrays are: U = Q·P, M_0 = U diag(S) Vᵀ, V = Q·W, Q tall."""
 
-    A = Q T (thin QR);  T R Tᵀ = P S Wᵀ (small);  U = QP, V = QW.
+    Q: Handle
+    P: Small
+    S: Floats
+    W: Small
+    C: Small
+
+
+def find_basis(X: TallSpace, A: Handle, G: Small, R: Small, small: Small | None = None) -> BasisFactors:
+    """Return the singular vectors of M_0 = A R Aᵀ, and C = R (Aᵀ V), the slice in that basis.
+
+    Where the A that is meant is A·small, G is AᵀA without it.
+
+    A = Q T with T small (the eigenvectors of AᵀA, twice: once leaves the rounding of a badly scaled A);
+    T R Tᵀ = P S Wᵀ (small);  U = QP, V = QW. The largest entry of every column of U is positive.
     """
-    Q, T = np.linalg.qr(zero.A)
-    T = T.astype(np.float64)
-    P, S, Wt = np.linalg.svd(T @ zero.R @ T.T)
-    present = S > np.finfo(zero.A.dtype).eps * len(zero.A) * S[0]
-    U, V = times(Q, P), times(Q, Wt.T)
-    largest = np.abs(U).argmax(axis=0)
-    sign = np.where(U[largest, np.arange(U.shape[1])] < 0, -1, 1) * present
-    rank = zero.A.shape[1]
-    return CommonBasis(
-        _pad(U * sign.astype(U.dtype), rank),
-        _pad(S * present, rank),
-        _pad(V * sign.astype(V.dtype), rank),
+    rank, eps = len(R), np.finfo(X.dtype).eps
+    Q, T = _orthonormal(X, A, G, eps)
+    Q, T2 = _orthonormal(X, Q.tall, Q.own, eps)
+    T = T2 @ T
+    if small is not None:
+        T = T @ small
+    P, S, Wt = np.linalg.svd(T @ R @ T.T)
+    W = Wt.T
+    present = S > eps * X.n * S[0] if len(S) else S > 0
+    sign = np.where(X.largest(Q.tall, P) < 0, -1.0, 1.0) * present
+    AtV = T.T @ (W * sign)
+    missing = ((0, 0), (0, rank - len(S)))
+    return BasisFactors(
+        Q.tall,
+        np.pad(P * sign, missing),
+        np.pad(S * present, missing[1]),
+        np.pad(W * sign, missing),
+        np.pad(R @ AtV, missing),
     )
 
 
-def _pad(array: NDArray[Any], columns: int) -> NDArray[Any]:
-    """Append zero columns: a QR of n×r with n < r has only n."""
-    missing = columns - array.shape[-1]
-    return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, missing)]) if missing else array
+def _orthonormal(X: TallSpace, A: Handle, G: Small, eps: float) -> tuple[Built, Small]:
+    """Return Q and T with A = Q·T, from G = AᵀA; directions that A does not have are left out."""
+    w, E = np.linalg.eigh(G)
+    # Single precision leaves eps² of the largest direction; what is that small has no direction of its own.
+    present = w > eps**1.5 * w[-1] if len(w) and w[-1] > 0 else np.zeros(len(w), dtype=bool)
+    root = np.sqrt(w[present])
+    return X.build(Term(A, E[:, present] / root), own=True), root[:, None] * E[:, present].T
+
+
+def common_basis(zero: SliceFactors) -> CommonBasis:
+    """Return the singular vectors of M_0, from the factors of the (real) zero slice in memory."""
+    A = zero.A
+    found = find_basis(Arrays(len(A), A.dtype), A, gram(A, A), zero.R)
+    return CommonBasis(times(found.Q, found.P), found.S, times(found.Q, found.W))
 
 
 def project(factors: SliceFactors, V: Tall) -> Small:

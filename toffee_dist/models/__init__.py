@@ -1,7 +1,8 @@
 """Models of a temporal graph behind one interface: a staged tensor and options in, vectors on storage out.
 
-`toffee`, `toffee-`, `tsvd` and `rescal` give vectors; `memory` and `degree` are controls that only score
-pairs: a model that is no better than them has learnt nothing that counting would not tell.
+`toffee`, `toffee-`, `tsvd` and `rescal` give vectors; `memory`, `degree` and `pair-count` are controls that
+only score pairs: a model that is no better than them has learnt nothing that counting would not tell. Models
+in time (`in_time.py`) give a vector per node and step.
 """
 
 from __future__ import annotations
@@ -18,6 +19,16 @@ from toffee_dist.models.base import (
     reductions,
 )
 from toffee_dist.models.controls import degree, memory
+from toffee_dist.models.in_time import (
+    fit_als,
+    fit_filter,
+    fit_filter_pairs,
+    fit_ipp,
+    fit_snapshot,
+    fit_static,
+    fit_uase,
+    pair_count,
+)
 from toffee_dist.models.rescal import fit_rescal, rescal_costs
 from toffee_dist.models.toffee import fit_toffee, fit_toffee_minus
 from toffee_dist.models.tsvd import fit_tsvd, tsvd_costs
@@ -40,6 +51,11 @@ __all__ = [
     "reductions",
 ]
 
+# Steps of IPP's kernel, from hardly any smoothing to a tenth of a year of days.
+BANDWIDTHS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+# From a plain product to a cosine.
+POWERS = (0.0, 0.5, 0.75, 1.0)
+
 MODELS = {
     model.name: model
     for model in (
@@ -48,12 +64,34 @@ MODELS = {
             "X_k ≈ A_k R_k A_kᴴ, the zero frequency, in the canonical gauge",
             fit_toffee,
             from_zero_slice=True,
+            fit_in_time=fit_filter,
+            powers=POWERS,
         ),
         Model("toffee-", "the same without regularisation (λ = 0)", fit_toffee_minus, from_zero_slice=True),
         Model("tsvd", "U·S of the zero frequency", fit_tsvd, costs=tsvd_costs),
         Model("rescal", "X(t) ≈ A R_t Aᵀ, one A for all snapshots", fit_rescal, costs=rescal_costs),
         Model("memory", "control: was this pair seen before", score=memory),
         Model("degree", "control: the product of the degrees", score=degree),
+        Model("pair-count", "control: how often this pair was seen", score=pair_count),
+        Model(
+            "toffee-pairs",
+            "in time: toffee, and what known pairs tell",
+            fit_in_time=fit_filter_pairs,
+            powers=POWERS,
+        ),
+        Model(
+            "toffee-als", "in time: ALS of the frequencies that stand out of the noise", fit_in_time=fit_als
+        ),
+        Model("uase", "in time: unfolded SVD, of all steps at once", fit_in_time=fit_uase, powers=POWERS),
+        Model(
+            "ipp",
+            "in time: intensity profile projection",
+            fit_in_time=fit_ipp,
+            smoothing=BANDWIDTHS,
+            powers=POWERS,
+        ),
+        Model("snapshot", "in time: SVD of each step alone", fit_in_time=fit_snapshot),
+        Model("static", "in time: the sum, the same at every step", fit_in_time=fit_static, powers=POWERS),
     )
 }
 

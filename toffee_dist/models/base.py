@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -276,7 +276,42 @@ class Cost(NamedTuple):
     disk: int
 
 
+class VectorsInTime(Protocol):
+    """What a model in time gives: a vector per node and step, and its own score of pairs at a step."""
+
+    def vectors(self, step: int) -> Float32s:
+        """Return the vectors of all nodes at a step, (n_nodes, columns)."""
+        ...
+
+    def score(self, step: int, i: Rows, j: Rows) -> Floats:
+        """Return the model's own score of pairs at a step; higher: a link is likelier."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class StepVectors:
+    """Vectors in time that score a pair at a step by the vectors of that step alone.
+
+    Parameters
+    ----------
+    at
+        Gives the vectors of a step, in both roles.
+    """
+
+    at: Callable[[int], RoleVectors]
+
+    def vectors(self, step: int) -> Float32s:
+        """Return the vectors of all nodes at a step, as sources."""
+        return self.at(step).source
+
+    def score(self, step: int, i: Rows, j: Rows) -> Floats:
+        """Return the model's own score of pairs at a step."""
+        return self.at(step).score(i, j)
+
+
 Fit = Callable[[FitContext], FitReport]
+# Graph, options (rank, seed), and the model's one knob of smoothing, or None where it has none.
+FitInTime = Callable[[TemporalTensor, FitSettings, float | None], VectorsInTime]
 PairScores = Callable[[TemporalTensor, Rows, Rows], Floats]
 Costs = Callable[[Sizes, bool, FitSettings], Sequence[Cost]]
 
@@ -299,6 +334,13 @@ class Model:
     costs
         What a fit takes, given the sizes of the tensor, whether it is directed, and the options; needed of
         models whose `fit` the batch job calls.
+    fit_in_time
+        Fits a vector per node and step, in memory: for questions about a step (`evaluation.in_time`).
+    smoothing
+        Values of the one knob of `fit_in_time`, to choose from on a validation part; empty: it has none.
+    powers
+        Of the activity by which its scores in time may be divided (`in_time.Projected`), to choose from
+        likewise; empty: its scores are what they are.
     """
 
     name: str
@@ -307,6 +349,9 @@ class Model:
     score: PairScores | None = None
     from_zero_slice: bool = False
     costs: Costs | None = None
+    fit_in_time: FitInTime | None = None
+    smoothing: tuple[float, ...] = ()
+    powers: tuple[float, ...] = ()
 
     @property
     def outputs(self) -> tuple[Output, ...]:

@@ -506,10 +506,10 @@ def start_sweep(task: StartTask) -> GramRecord:
 def _leading(tensor: TemporalTensor, options: SolverSettings) -> Tall:
     ((_, values),) = iter_values(tensor, [0])
     total = slice_matrix(tensor, values)
-    both = Operator(sp.csr_matrix(total + total.T))
+    both = Operator(sp.csr_matrix(total + total.T), (options.seed, 0))
     if both.norm2 == 0:
-        return np.asarray(both.random(np.random.default_rng([options.seed, 0]), options.rank))
-    _, U = leading_eigenpairs(both, options.rank, np.random.default_rng([options.seed, 0]))
+        return np.asarray(both.random(options.rank).tall)
+    _, U = leading_eigenpairs(both, options.rank)
     return U
 
 

@@ -35,7 +35,8 @@ def fit_slice(task: ReductionTask) -> FitReport:
     tensor = open_tensor(task.tensor)
     weighted = tensor.with_step_weights(task.step_weights(tensor.n_steps))
     ((_, values),) = iter_values(weighted, [0])
-    basis = truncated_svd(Operator(slice_matrix(tensor, values)), task.options, tensor.directed)
+    X = Operator(slice_matrix(tensor, values), (task.options.seed, 0))
+    basis = truncated_svd(X, task.options, tensor.directed)
     vectors = canonical_block(basis, 1.0, task.options.rank, tensor.directed)
     report = FitReport(None, None, time.perf_counter() - began, converged=True)
     task.write(vectors, report)
@@ -45,19 +46,18 @@ def fit_slice(task: ReductionTask) -> FitReport:
 def truncated_svd(X: Operator, options: FitSettings, directed: bool) -> CommonBasis:
     """Return the leading singular vectors, largest first; the largest entry of a column of U is positive."""
     rank, n = min(options.rank, X.n), X.n
-    rng = np.random.default_rng([options.seed, 0])
     if X.norm2 == 0:
         empty = np.zeros((n, options.rank))
         return CommonBasis(empty, np.zeros(options.rank), empty)
     if not directed:
         # From eigenvectors: with eigenvalues s and −s, singular vectors of a symmetric X are not unique.
-        values, U = leading_eigenpairs(X, rank, rng)
+        values, U = leading_eigenpairs(X, rank)
         S, V = np.abs(values), U * np.where(values < 0, -1.0, 1.0)
     elif n <= DENSE_SIZE or rank > DENSE_SINGULAR_SHARE * n:
         U, S, Vt = np.linalg.svd(X.dense())
         U, S, V = U[:, :rank], S[:rank], Vt[:rank].T
     else:
-        U, S, Vt = sla.svds(X.matrix, k=rank, v0=X.random(rng, 1)[:, 0])
+        U, S, Vt = sla.svds(X.matrix, k=rank, v0=X.random(1).tall[:, 0])
         U, S, V = U[:, ::-1], S[::-1], Vt[::-1].T
     largest = np.abs(U).argmax(axis=0)
     present = S > np.finfo(np.float64).eps * n * S[0]

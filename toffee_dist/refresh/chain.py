@@ -103,8 +103,7 @@ class RefreshChain(Chain):
             # The previous run's own slice has not seen the steps that are held out.
             starts=replace(self.starts(job), name=zero.name),
         )
-        job.map("solve held out", solve.solve_batch, [held])
-        job.map("basis", solve.write_basis, [solve.BasisTask(str(job.run.slices), HELD)])
+        job.solve("solve held out", [held], basis=True)
         links = LinksTask(run, self.previous, holdout, outputs, held_out(zero), job.config.seed)
         [self.links] = job.map("links", compare.score_links, [links])
 

@@ -60,7 +60,7 @@ def expire_nodes(task: ExpireTask) -> str:
     rows = np.cumsum(kept) - 1
     for name in registry_files(previous.registry):
         with reading(to_path(name)), fetched(to_path(name)) as local:
-            table = pl.read_parquet(local)
+            table = pl.read_parquet(local, glob=False)
         at = table["row"].to_numpy()
         table = table.with_columns(pl.Series("row", rows[at])).filter(pl.Series(kept[at]))
         with replacing(known.registry / to_path(name).name) as temporary:

@@ -8,7 +8,7 @@ from toffee_dist.storage.files import link_or_copy, read_json, write_json
 from toffee_dist.storage.manifest import SavedRecord
 from toffee_dist.storage.paths import to_path
 from toffee_dist.storage.runs import RunFolder
-from toffee_dist.storage.slices import array_path, read_reports
+from toffee_dist.storage.slices import array_files, read_reports
 
 # Beside the slices kept: iterations and seconds of each when it was last solved from scratch. Written last
 # and removed first: without it they are not all there.
@@ -46,9 +46,10 @@ def keep_slices(task: KeepTask) -> SavedRecord | None:
     cold: dict[str, list[float]] = {}
     slices, iterations, seconds = 0, 0, 0.0
     for name, report in zip(task.names, read_reports(run.slices, task.names), strict=True):
-        own = array_path(run.warm, "A", name)
-        if not own.exists():
-            link_or_copy(array_path(run.slices, "A", name), own)
+        for source in array_files(run.slices, "A", name):
+            own = run.warm / source.name
+            if not own.exists():
+                link_or_copy(source, own)
         if report.solver != "warm":
             cold[name] = [report.iterations, report.seconds]
             continue

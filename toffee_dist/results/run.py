@@ -55,10 +55,15 @@ class Run(PublishedRun):
         return find_rhythm(self, node, k, space)
 
     def score(
-        self, sources: Sequence[object], targets: Sequence[object], at: int | str | None = None
+        self,
+        sources: Sequence[object],
+        targets: Sequence[object],
+        at: int | str | None = None,
+        *,
+        memory: bool = True,
     ) -> NDArray[np.float64]:
         """Return the model's own score of pairs, summed over time or at a step or moment."""
-        return score_pairs(self, sources, targets, at)
+        return score_pairs(self, sources, targets, at, memory=memory)
 
     def build_index(self) -> list[Path]:
         """Write the vectors once more for quick queries; see `toffee_dist.results.index`."""

@@ -8,6 +8,10 @@ With M_0 = U S Vᵀ and the published E = U·S^{2/3}·Q, F = V·S^{2/3}·Q (Q: t
 S^{2/3} are the lengths of the columns of E·Qᵀ. Of an undirected graph V is U with the signs of the
 eigenvalues, which fold.npy holds. At a step this is the fit seen through the common basis, M_k V Vᵀ. A run
 with the output factors has the whole fit: x̂_ij(t) = irfft over k of A_k(i) R_k A_k(j)ᴴ.
+
+A filtered trajectory has its basis at hand: Z_i(t)·V_j, on undirected graphs the mean of both orders. To
+that the pair's own entries are added, filtered in time: both estimate the same entry, one from the company
+that both nodes keep, one from what this pair did.
 """
 
 from __future__ import annotations
@@ -20,8 +24,9 @@ from toffee_dist.errors import InputError
 from toffee_dist.kernels.spectrum import count_freqs, inverse_transform
 from toffee_dist.results.nodes import find_nodes, find_step
 from toffee_dist.results.published import PublishedRun
-from toffee_dist.storage.vectors import VectorBlock, map_blocks, read_node_rows, read_nodes
-from toffee_dist.tensor import Floats
+from toffee_dist.storage.compact import CompactTrajectory
+from toffee_dist.storage.vectors import CompactTable, VectorBlock, map_blocks, read_node_rows, read_nodes
+from toffee_dist.tensor import Floats, Ints
 
 # Pairs whose vectors are in memory at once, and bytes of factors.
 BATCH = 1 << 16
@@ -29,7 +34,12 @@ FACTOR_BYTES = 128 * 2**20
 
 
 def score_pairs(
-    run: PublishedRun, sources: Sequence[object], targets: Sequence[object], at: int | str | None = None
+    run: PublishedRun,
+    sources: Sequence[object],
+    targets: Sequence[object],
+    at: int | str | None = None,
+    *,
+    memory: bool = True,
 ) -> Floats:
     """Return the model's own score of pairs, entries of the fit: summed over time, or at one step.
 
@@ -41,6 +51,8 @@ def score_pairs(
         Ids, of equal lengths.
     at
         A step or a moment; None sums over time as the run's ``reduce`` says.
+    memory
+        At a step of a filtered trajectory: whether what a pair itself did counts beside the low rank.
     """
     if len(sources) != len(targets):
         raise InputError(
@@ -57,6 +69,10 @@ def score_pairs(
     )
     if step is not None and "factors/A_freq" in run.manifest.outputs:
         return _score_by_factors(run, i, j, step)
+    if step is not None:
+        table = run.vectors("trajectory")
+        if isinstance(table, CompactTable):
+            return _score_by_compact(table.compact, np.array(i), np.array(j), step, memory)
     return _score_by_vectors(run, i, j, step)
 
 
@@ -77,6 +93,27 @@ def _score_by_factors(run: PublishedRun, i: list[int], j: list[int], step: int) 
         hat = np.einsum("pks,pks->kp", left, read_node_rows(A, j[part])[:, freqs].conj())
         out[part] = inverse_transform(hat, freqs, run.n_steps, [step])[0]
     return out
+
+
+def _score_by_compact(compact: CompactTrajectory, i: Ints, j: Ints, step: int, memory: bool) -> Floats:
+    """Return Z_i(t)·V_j, and what the pair's own entries add; a rotation changes no product."""
+    plain = CompactTrajectory(compact.folder)
+    out = np.empty(len(i))
+    for start in range(0, len(i), BATCH):
+        part = slice(start, start + BATCH)
+        a, b = i[part], j[part]
+        out[part] = _products(plain, a, b, step)
+        if not plain.directed:
+            out[part] = (out[part] + _products(plain, b, a, step)) / 2
+        if memory:
+            out[part] += plain.pair_rates(a, b, step)
+    return out
+
+
+def _products(compact: CompactTrajectory, i: Ints, j: Ints, step: int) -> Floats:
+    Z = compact.read_nodes(i, np.array([step]))[:, 0].astype(np.float64)
+    targets, at = np.unique(j, return_inverse=True)
+    return np.asarray(np.einsum("pr,pr->p", Z, compact.basis(targets)[at].astype(np.float64)))
 
 
 def _score_by_vectors(run: PublishedRun, i: list[int], j: list[int], step: int | None) -> Floats:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from toffee_dist.errors import InputError
 from toffee_dist.storage import parquet
-from toffee_dist.storage.vectors import VectorTable, count_part_nodes, read_part, read_whole
+from toffee_dist.storage.vectors import VectorTable, list_pieces, read_whole
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -49,7 +49,15 @@ class Table:
     @property
     def files(self) -> list[Path]:
         """The files, in the order of rows."""
-        return [self.path] if self.vectors is None else self.vectors.files
+        found = [self.path] if self.vectors is None else self.vectors.files
+        if not found:
+            raise InputError(
+                f"{self.path.name} was not written as Parquet",
+                got="its compact form only",
+                allowed="numpy(), dask() and every question, which read that",
+                remedy="For tables, embed again with --dense all, last:N, every:K or steps.",
+            )
+        return found
 
     def arrow(self) -> pa.Table:
         """Return all of it as an Arrow table."""
@@ -90,10 +98,8 @@ class Table:
 
         vectors = self._vectors()
         chunks = [
-            da.from_delayed(
-                delayed(read_part, pure=True)(vectors, path), (count, *vectors.shape[1:]), vectors.dtype
-            )
-            for path, count in count_part_nodes(vectors).items()
+            da.from_delayed(delayed(read, pure=True)(), (count, *vectors.shape[1:]), vectors.dtype)
+            for count, read in list_pieces(vectors)
         ]
         array = da.concatenate(chunks, axis=0)
         return array.transpose(1, 0, 2) if array.ndim == 3 else array

@@ -200,6 +200,20 @@ def read_array(path: Path, start: int = 0, stop: int | None = None) -> NDArray[A
         return rows
 
 
+def count_rows(path: Path) -> int:
+    """Return how many rows a .npy file says it has.
+
+    Raises
+    ------
+    OSError, ValueError
+        Where there is no such file.
+    """
+    there = as_remote(path)
+    with open(path, "rb") if there is None else Ranges(there) as file:
+        shape, _ = _read_header(file)
+        return shape[0]
+
+
 def _read_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return shape and type of a .npy file of ours, and stay where its numbers begin."""
     try:

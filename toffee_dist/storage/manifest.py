@@ -224,6 +224,7 @@ class Metrics(Record):
     solved: int
     reused: int
     seconds: dict[str, float]
+    passes: dict[str, int] | None = None
     active: int | None = None
     energy_share: float | None = None
     freqs: int | None = None

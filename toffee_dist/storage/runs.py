@@ -135,6 +135,11 @@ class RunFolder:
         return self.path / "frequencies.parquet"
 
     @property
+    def compact(self) -> Path:
+        """The trajectory as what it is: entries, basis and kernels; see `storage.compact`."""
+        return self.path / "compact"
+
+    @property
     def drift(self) -> Path:
         """A row per node: how far it moved since the previous run."""
         return self.path / "drift.parquet"

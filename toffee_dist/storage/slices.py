@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,10 +24,19 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from toffee_dist.errors import UnfinishedError
+from toffee_dist.errors import InputError, UnfinishedError
 from toffee_dist.kernels.gauge import canonical_vectors
 from toffee_dist.kernels.solvers.base import SliceFactors, SliceReport, Tall, times
-from toffee_dist.storage.files import FileSeal, is_whole, read_array, read_text, replacing, save_array
+from toffee_dist.storage.blocks import BOUNDS, block_of, map_array, read_bounds
+from toffee_dist.storage.files import (
+    FileSeal,
+    count_rows,
+    is_whole,
+    read_array,
+    read_text,
+    replacing,
+    save_array,
+)
 from toffee_dist.storage.paths import to_path
 
 REDUCED = "reduced"
@@ -44,8 +54,17 @@ def slice_name(k: int) -> str:
 
 
 def array_path(folder: Path, array: str, name: str) -> Path:
-    """Return where an array of a slice is."""
-    return folder / f"{array}-{name}.npy"
+    """Return where an array of a slice is; A.00003 is block 3 of A."""
+    array, _, block = array.partition(".")
+    path = folder / f"{array}-{name}.npy"
+    return block_of(path, int(block)) if block else path
+
+
+def array_files(folder: Path, array: str, name: str) -> list[Path]:
+    """Return the files that an array of a slice is in: one, or its blocks with where they are cut."""
+    keys = [key for key in read_seals(folder, name) if key.partition(".")[0] == array]
+    files = [array_path(folder, key, name) for key in keys]
+    return [*files, folder / BOUNDS] if "." in keys[0] else files
 
 
 def write_slice(
@@ -83,9 +102,17 @@ def is_finished(folder: Path, name: str, arrays: Iterable[str] = "AR") -> bool:
         _, seals = _read_record(folder, name)
     except UnfinishedError:
         return False
-    return set(arrays) <= set(seals) and all(
+    return set(arrays) <= {key.partition(".")[0] for key in seals} and all(
         is_whole(array_path(folder, key, name), seal) for key, seal in seals.items()
     )
+
+
+def read_seals(folder: Path, name: str) -> dict[str, FileSeal]:
+    """Return the seals of a slice's files by array; none where there is no such slice."""
+    try:
+        return _read_record(folder, name)[1]
+    except UnfinishedError:
+        return {}
 
 
 def read_report(folder: Path, name: str) -> SliceReport:
@@ -124,17 +151,89 @@ def read_slice(folder: Path, name: str) -> SliceFactors:
 
 
 def load_rows(path: Path, start: int = 0, stop: int | None = None) -> NDArray[Any]:
-    """Return rows [start, stop) of an array on storage, reading nothing else.
+    """Return rows [start, stop) of an array on storage, in one file or in blocks, reading nothing else.
 
     Raises
     ------
     UnfinishedError
-        Where the file is missing or shorter than its header says; `toffee resume` makes it again.
+        Where a file is missing or shorter than its header says; `toffee resume` makes it again.
+    """
+    try:
+        return read_rows(path, start, stop)
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+
+
+def map_block(path: Path, index: int) -> NDArray[Any]:
+    """Return one block of an array on storage: a memory map where storage is local."""
+    try:
+        return map_array(block_of(path, index))
+    except (OSError, ValueError) as error:
+        raise _unreadable(block_of(path, index), error) from None
+
+
+class RowsInBlocks:
+    """An array in blocks, of which ranges of rows, and rows by their sorted numbers, are taken.
+
+    Parameters
+    ----------
+    path
+        The array.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._bounds = path, read_bounds(path.parent)
+        first = map_block(path, 0)
+        self.shape, self.dtype = (self._bounds[-1], *first.shape[1:]), first.dtype
+
+    def __getitem__(self, rows: slice | NDArray[Any]) -> NDArray[Any]:
+        """Return some rows, reading only the blocks that they are in."""
+        if isinstance(rows, slice):
+            start, stop, _ = rows.indices(self.shape[0])
+            return load_rows(self._path, start, stop)
+        out = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        cuts = np.searchsorted(rows, self._bounds)
+        for index, (first, last) in enumerate(pairwise(cuts)):
+            if first < last:
+                own = rows[first:last] - self._bounds[index]
+                out[first:last] = map_block(self._path, index)[own]
+        return out
+
+
+def open_array(path: Path) -> NDArray[Any] | RowsInBlocks:
+    """Open an array in one file or in blocks, to take rows of it; memory maps where storage is local."""
+    try:
+        return map_array(path)
+    except FileNotFoundError:
+        return RowsInBlocks(path)
+
+
+def read_rows(path: Path, start: int = 0, stop: int | None = None) -> NDArray[Any]:
+    """Return rows [start, stop) of an array on storage, in one file or in blocks.
+
+    Raises
+    ------
+    OSError, ValueError
+        Where there is no such array, or it is not whole.
     """
     try:
         return read_array(path, start, stop)
-    except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from None
+    except FileNotFoundError:
+        if not block_of(path, 0).exists():
+            raise
+    try:
+        bounds = read_bounds(path.parent)
+    except (InputError, KeyError, TypeError) as error:
+        raise ValueError(f"blocks whose bounds cannot be read: {error}") from None
+    stop = bounds[-1] if stop is None else stop
+    if not 0 <= start <= stop <= bounds[-1]:
+        raise ValueError(f"rows {start} to {stop} of {bounds[-1]}")
+    parts = [
+        read_array(block_of(path, index), max(start - first, 0), min(stop, last) - first)
+        for index, (first, last) in enumerate(pairwise(bounds))
+        if (first < stop and last > start) or (start == stop and first <= start <= last)
+    ]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _unreadable(path: Path, error: Exception) -> UnfinishedError:
@@ -196,20 +295,41 @@ class Starts:
     name: str = ""
 
     def read(self, name: str, n_nodes: int, rank: int) -> Tall | None:
-        """Return the A of a slice, new nodes as zeros; None where there is none that fits.
+        """Return the A of a slice, new nodes as zeros; None where there is none that fits."""
+        return self.read_block(name, 0, n_nodes, n_nodes, rank)
+
+    def read_block(self, name: str, start: int, stop: int, n_nodes: int, rank: int) -> Tall | None:
+        """Return the rows [start, stop) of the A of a slice; None where there is none that fits.
 
         Storage that fails raises: a start from scratch would give other bytes than the next attempt.
         """
         if not self.folder:
             return None
+        path = array_path(to_path(self.folder), "A", self.name or name)
         try:
-            A = read_array(array_path(to_path(self.folder), "A", self.name or name))
-            A = A[read_array(to_path(self.kept))] if self.kept else A
+            # Which rows of the earlier run the nodes have: those that are still there come first.
+            rows = np.flatnonzero(read_array(to_path(self.kept))) if self.kept else None
+            known = len(rows) if rows is not None else self._count(path)
+            last = min(stop, known)
+            if rows is None:
+                A = read_rows(path, min(start, last), last)
+            elif start < last:
+                own = rows[start:last]
+                A = read_rows(path, int(own[0]), int(own[-1]) + 1)[own - own[0]]
+            else:
+                A = read_rows(path, 0, 0)
         except (FileNotFoundError, ValueError):
             return None
-        if A.ndim != 2 or A.shape[1] != rank or len(A) > n_nodes or not np.isfinite(A).all():
+        if A.ndim != 2 or A.shape[1] != rank or known > n_nodes or not np.isfinite(A).all():
             return None
-        return np.pad(A, [(0, n_nodes - len(A)), (0, 0)])
+        return np.pad(A, [(0, stop - start - len(A)), (0, 0)])
+
+    @staticmethod
+    def _count(path: Path) -> int:
+        """Return how many rows the array has."""
+        if block_of(path, 0).exists():
+            return read_bounds(path.parent)[-1]
+        return count_rows(path)
 
 
 NO_STARTS = Starts()

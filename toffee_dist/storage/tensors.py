@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from toffee_dist.errors import InputError
 from toffee_dist.storage.disk import disk
 from toffee_dist.storage.files import create_array, read_array, read_text, save_array, write_json
 from toffee_dist.storage.local_cache import cached_copy
-from toffee_dist.storage.manifest import refuse_later_format
+from toffee_dist.storage.manifest import LaterFormatError, refuse_later_format
 from toffee_dist.storage.paths import as_remote, to_path
 from toffee_dist.tensor import TemporalTensor, index_dtype
 
@@ -106,20 +107,24 @@ def join_block(task: JoinTask) -> int:
     return written
 
 
-def write_header(folder: Path, sizes: Sizes, *, directed: bool, blocks: Sequence[TensorBlock] = ()) -> None:
-    """Write the header last: a folder with one is complete. `blocks` are those that were not joined."""
+def write_header(
+    folder: Path, sizes: Sizes, *, directed: bool, blocks: Sequence[TensorBlock], joined: bool
+) -> None:
+    """Write the header last: a folder with one is complete. It tells how the pairs lie over the rows."""
     header: dict[str, Any] = {
         "format": FORMAT,
         "n_nodes": sizes.n_nodes,
         "n_steps": sizes.n_steps,
         "directed": directed,
+        "cuts": [[block.first_row, block.pairs_before] for block in blocks]
+        + [[sizes.n_nodes, sizes.n_pairs]],
     }
-    if not blocks:
+    if joined:
         # The header says that the arrays are whole: they must survive what it survives.
         for name in ARRAYS:
             disk().sync(folder / f"{name}.npy")
         disk().sync_folder(folder)
-    if blocks:
+    else:
         # The stamp names this content and no other, for those who keep a copy.
         header |= {"n_pairs": sizes.n_pairs, "n_events": sizes.n_entries, "stamp": uuid.uuid4().hex}
         header["blocks"] = [astuple(block) for block in blocks]
@@ -129,17 +134,17 @@ def write_header(folder: Path, sizes: Sizes, *, directed: bool, blocks: Sequence
 def stage_tensor(tensor: TemporalTensor, folder: Path) -> None:
     """Write a tensor that is in memory."""
     sizes = Sizes(tensor.n_nodes, tensor.n_steps, tensor.n_pairs, tensor.n_entries)
+    block = TensorBlock("block-000000", 0, 0, 0)
     if as_remote(folder) is not None:
-        block = TensorBlock("block-000000", 0, 0, 0)
         for name in ARRAYS:
             array = getattr(tensor, name)[1 if name in ("indptr", "tube_ptr") else 0 :]
             save_array(block_path(folder, block.name, name), array)
-        write_header(folder, sizes, directed=tensor.directed, blocks=[block])
+        write_header(folder, sizes, directed=tensor.directed, blocks=[block], joined=False)
         return
     folder.mkdir(parents=True, exist_ok=True)
     for name in ARRAYS:
         save_array(folder / f"{name}.npy", getattr(tensor, name), durable=False)
-    write_header(folder, sizes, directed=tensor.directed)
+    write_header(folder, sizes, directed=tensor.directed, blocks=[block], joined=True)
 
 
 def open_tensor(folder: Path | str) -> TemporalTensor:
@@ -151,16 +156,123 @@ def open_tensor(folder: Path | str) -> TemporalTensor:
         Where the folder holds no complete tensor.
     """
     folder = to_path(folder)
-    try:
-        text = read_text(folder / HEADER)
-        header = json.loads(text)
-        refuse_later_format(folder / HEADER, header)
-        if header["format"] != FORMAT:
-            raise ValueError(f"format {header['format']}")
+    with _reading(folder):
+        text, header = _read_header(folder)
         if "blocks" not in header:
             return _open(folder, header)
         with cached_copy(f"{folder}\n{text}", lambda target: _join_all(folder, header, target)) as copy:
             return _open(copy, header)
+
+
+def open_rows(folder: Path | str, start: int, stop: int) -> TemporalTensor:
+    """Open the rows [start, stop) of a staged tensor alone; of a store only their bytes are read.
+
+    Raises
+    ------
+    InputError
+        Where the folder holds no complete tensor.
+    """
+    folder = to_path(folder)
+    with _reading(folder):
+        _, header = _read_header(folder)
+        if "blocks" not in header:
+            return _open(folder, header).take_rows(start, stop)
+        blocks = [TensorBlock(*block) for block in header["blocks"]]
+        ends = [*(block.first_row for block in blocks[1:]), header["n_nodes"]]
+        parts = [
+            _fetch_rows(folder, block, max(start, block.first_row), min(stop, end), header)
+            for block, end in zip(blocks, ends, strict=True)
+            if block.first_row < stop and end > start
+        ]
+        return _stack(parts, stop - start, header["n_steps"])
+
+
+def _fetch_rows(
+    folder: Path, block: TensorBlock, start: int, stop: int, header: dict[str, Any]
+) -> TemporalTensor:
+    """Read some rows of one block; its pointers are without their first zero."""
+
+    def pointers(array: str, first: int, last: int) -> Any:
+        path = block_path(folder, block.name, array)
+        found = read_array(path, max(first - 1, 0), last).astype(np.int64)
+        return found if first else np.append(0, found)
+
+    indptr = pointers("indptr", start - block.first_row, stop - block.first_row)
+    pairs = int(indptr[0]), int(indptr[-1])
+    tube_ptr = pointers("tube_ptr", *pairs)
+    entries = int(tube_ptr[0]), int(tube_ptr[-1])
+    return TemporalTensor(
+        n_nodes=stop - start,
+        n_steps=header["n_steps"],
+        directed=True,
+        indptr=indptr - indptr[0],
+        indices=read_array(block_path(folder, block.name, "indices"), *pairs),
+        tube_ptr=tube_ptr - tube_ptr[0],
+        steps=read_array(block_path(folder, block.name, "steps"), *entries),
+        values=read_array(block_path(folder, block.name, "values"), *entries),
+    )
+
+
+def _stack(parts: Sequence[TemporalTensor], n_rows: int, n_steps: int) -> TemporalTensor:
+    """Put rows below each other."""
+
+    def pointers(name: str) -> Any:
+        arrays = [getattr(part, name) for part in parts]
+        shifts = np.cumsum([0] + [int(array[-1]) for array in arrays[:-1]])
+        rest = [array[1:] + shift for array, shift in zip(arrays, shifts, strict=True)]
+        return np.concatenate([np.zeros(1, np.int64), *rest])
+
+    def joined(name: str) -> Any:
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    return TemporalTensor(
+        n_nodes=n_rows,
+        n_steps=n_steps,
+        directed=True,
+        indptr=pointers("indptr"),
+        indices=joined("indices"),
+        tube_ptr=pointers("tube_ptr"),
+        steps=joined("steps"),
+        values=joined("values"),
+    )
+
+
+def read_cuts(folder: Path | str) -> list[tuple[int, int]]:
+    """Return how pairs lie over the rows: (row, pairs before it), from (0, 0) to all rows and pairs."""
+    folder = to_path(folder)
+    with _reading(folder):
+        _, header = _read_header(folder)
+        # A tensor of an earlier version does not tell; it counts as one piece.
+        if "cuts" not in header:
+            whole = _open(folder, header) if "blocks" not in header else None
+            return [(0, 0), (header["n_nodes"], whole.n_pairs if whole else header["n_pairs"])]
+        return [(int(row), int(pairs)) for row, pairs in header["cuts"]]
+
+
+def read_kind(folder: Path | str) -> tuple[bool, int]:
+    """Return whether a staged tensor is of a directed graph, and how many steps it has."""
+    folder = to_path(folder)
+    with _reading(folder):
+        _, header = _read_header(folder)
+        return bool(header["directed"]), int(header["n_steps"])
+
+
+def _read_header(folder: Path) -> tuple[str, dict[str, Any]]:
+    text = read_text(folder / HEADER)
+    header = json.loads(text)
+    refuse_later_format(folder / HEADER, header)
+    if header["format"] != FORMAT:
+        raise ValueError(f"format {header['format']}")
+    return text, header
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """Turn whatever a damaged folder raises into words."""
+    try:
+        yield
+    except LaterFormatError:
+        raise
     except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"no staged tensor in {folder}",

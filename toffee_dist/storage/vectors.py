@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -25,6 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from toffee_dist.errors import InputError
 from toffee_dist.kernels.spectrum import count_freqs
+from toffee_dist.storage.compact import HEADER, CompactTrajectory
 from toffee_dist.storage.files import fetched, read_array
 from toffee_dist.storage.manifest import Manifest
 from toffee_dist.storage.parquet import list_columns, open_parquet
@@ -185,7 +186,64 @@ def open_vectors(run: RunFolder, output: str, manifest: Manifest | None = None) 
             allowed="what was asked for",
             remedy=f"Ask for it with --outputs {output.partition('/')[0].removesuffix('_target')}.",
         )
+    if output == "trajectory" and (run.compact / HEADER).exists():
+        return CompactTable(run, output, shapes[output])
     return VectorTable(run, output, shapes[output])
+
+
+@dataclass(frozen=True)
+class CompactTable(VectorTable):
+    """A trajectory that is made of its compact form when it is asked for; `files` are the parts beside it."""
+
+    @cached_property
+    def compact(self) -> CompactTrajectory:
+        """The compact form, in the axes of the run."""
+        found = CompactTrajectory(self.run.compact, self.run.read_rotation(self.length))
+        if (found.n_nodes, found.n_steps, found.rank) != self.shape:
+            got = f"{found.n_nodes:,} nodes, {found.n_steps:,} steps, rank {found.rank} in compact/"
+            raise damaged(self.run, got)
+        return found
+
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of its numbers."""
+        return np.dtype(np.float32)
+
+    def groups(self, step: int | None = None, *, fetch: bool = False) -> Iterator[CompactBlock]:  # type: ignore[override]
+        """Yield blocks of nodes, with one row per node or with all steps."""
+        for first, stop in self.compact.ranges(1 if step is not None else self.each):
+            yield CompactBlock(self, first, stop, step)
+
+    def blocks(self, step: int | None = None) -> Iterator[VectorBlock]:
+        """Yield blocks of one vector per node at a step."""
+        if step is None:
+            raise ValueError(f"{self.output} has {self.each} rows per node: which of them?")
+        yield from self.groups(step)
+
+
+@dataclass(frozen=True, eq=False)
+class CompactBlock:
+    """The vectors of the nodes [first, stop) of a compact trajectory: at one step, or at all."""
+
+    table: CompactTable
+    first: int
+    stop: int
+    step: int | None = None
+
+    @property
+    def start(self) -> int:
+        """The first row."""
+        return self.first * self.table.each
+
+    @property
+    def end(self) -> int:
+        """The row after the last."""
+        return self.stop * self.table.each
+
+    def read(self) -> Vectors:
+        """Make them: (nodes, length), or (nodes·steps, length)."""
+        steps = np.arange(self.table.each) if self.step is None else np.array([self.step])
+        return self.table.compact.read(self.first, self.stop, steps).reshape(-1, self.table.length)
 
 
 class VectorBlock(Protocol):
@@ -340,6 +398,9 @@ def map_blocks(function: Callable[[VectorBlock], T], blocks: Iterable[VectorBloc
 
 def read_nodes(table: VectorTable, nodes: ArrayLike, step: int | None = None) -> Vectors:
     """Return one vector of each of some nodes, (len(nodes), length); reads only the blocks that hold them."""
+    if isinstance(table, CompactTable):
+        assert step is not None
+        return np.asarray(table.compact.read_nodes(np.asarray(nodes), np.array([step]))[:, 0])
     wanted, where = np.unique(np.asarray(nodes, dtype=np.int64), return_inverse=True)
     found = [np.empty((0, table.length), np.float32)]
 
@@ -364,8 +425,10 @@ def read_node_rows(table: VectorTable, nodes: ArrayLike, first: int = 0, stop: i
 
     What a node has is in neighbouring rows, so few row groups are read.
     """
-    wanted, where = np.unique(np.asarray(nodes, dtype=np.int64), return_inverse=True)
     stop = table.each if stop is None else stop
+    if isinstance(table, CompactTable):
+        return table.compact.read_nodes(np.asarray(nodes), np.arange(first, stop))
+    wanted, where = np.unique(np.asarray(nodes, dtype=np.int64), return_inverse=True)
     begins = wanted * table.each + first
     out = np.empty((len(wanted), stop - first, table.length), table.dtype)
     for group in table.groups():
@@ -391,16 +454,21 @@ def read_whole(table: VectorTable) -> Vectors:
     return out
 
 
-def read_part(table: VectorTable, path: Path) -> Vectors:
-    """Return what one file of it holds, (nodes, …) as in the shape of the table."""
+def list_pieces(table: VectorTable) -> list[tuple[int, Callable[[], Vectors]]]:
+    """Return how many nodes each file or block holds, and what reads it: (nodes, …)."""
+    if isinstance(table, CompactTable):
+        return [(block.stop - block.first, partial(_read_block, block)) for block in table.groups()]
+    rows = dict.fromkeys(table.files, 0)
+    for group in table.groups():
+        rows[group.path] += group.end - group.start
+    return [(count // table.each, partial(_read_part, table, path)) for path, count in rows.items()]
+
+
+def _read_part(table: VectorTable, path: Path) -> Vectors:
     with fetched(path) as local:
         parts = [group.read() for group in table.groups_in(local)]
     return np.concatenate(parts).reshape(-1, *table.shape[1:])
 
 
-def count_part_nodes(table: VectorTable) -> dict[Path, int]:
-    """Return how many nodes each file of it holds."""
-    rows = dict.fromkeys(table.files, 0)
-    for group in table.groups():
-        rows[group.path] += group.end - group.start
-    return {path: count // table.each for path, count in rows.items()}
+def _read_block(block: CompactBlock) -> Vectors:
+    return block.read().reshape(-1, *block.table.shape[1:])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,17 @@ from numpy.typing import NDArray
 
 from toffee_dist.kernels.solvers.als import minimise, solve_als
 from toffee_dist.kernels.solvers.base import (
+    Handle,
     Operator,
+    Slice,
     SliceFactors,
     SliceReport,
+    Small,
     Solver,
     Tall,
+    Term,
 )
-from toffee_dist.kernels.solvers.closed_form import bound_slice, is_hermitian, solve_closed_form
+from toffee_dist.kernels.solvers.closed_form import bound_slice, solve_closed_form
 from toffee_dist.kernels.solvers.compressed import solve_compressed
 from toffee_dist.kernels.spectrum import iter_values, slice_matrix
 from toffee_dist.settings import SolverName, SolverSettings
@@ -80,7 +84,7 @@ def keep_nodes(tensor: TemporalTensor, nodes: NDArray[np.int64]) -> TemporalTens
 
 
 def solve_slice(matrix: Any, k: int, options: SolverSettings, start: Tall | None = None) -> SliceFactors:
-    """Solve one slice.
+    """Solve one slice in memory.
 
     Parameters
     ----------
@@ -91,48 +95,93 @@ def solve_slice(matrix: Any, k: int, options: SolverSettings, start: Tall | None
     options
         How to solve.
     start : (n, rank) array, optional
-        The A of a slice like this one, such as that of the previous window: a window that has moved by s
-        steps multiplies X_k by exp(2πi·k·s/T), which R takes up (it is solved for first), so A serves as it
-        is. Where a closed form exists it is exact, and needs no start.
+        The A of a slice like this one; see `fit_slice`.
     """
     began = time.perf_counter()
     n, rank = matrix.shape[0], options.rank
     values = np.asarray(getattr(matrix, "data", matrix) if hasattr(matrix, "indptr") else matrix)
     size = float(np.linalg.norm(values))
-    dtype = options.dtype if values.dtype.kind == "f" else np.result_type(options.dtype, np.complex64)
+    dtype = slice_dtype(options, values.dtype.kind == "f")
     if size == 0:
-        bound = 0.0 if options.bound else None
-        report = SliceReport(k, 0.0, 0.0, bound, bound, 0, time.perf_counter() - began, "zero", True)
+        report = zero_report(k, options, time.perf_counter() - began)
         return SliceFactors(np.zeros((n, rank), dtype), np.zeros((rank, rank)), report)
-    # Solve X/c with ‖X/c‖ = 1, so that single precision serves weights of any size. With A = c^{1/3}·A',
-    # R = c^{1/3}·R' and λ = c^{4/3}·λ', the objective is c² times that of the scaled problem.
-    X = Operator((matrix / size).astype(dtype))
+    X = Operator((matrix / size).astype(dtype), (options.seed, k))
+    # A slice has at most n columns of its own.
+    near = None if start is None else start[:, : min(rank, n)].astype(dtype)
+    fit = fit_slice(X, size, k, options, near)
+    A = X.build(Term(fit.A, fit.small)).tall
+    return SliceFactors(A, fit.R, replace(fit.report, seconds=time.perf_counter() - began))
+
+
+def slice_dtype(options: SolverSettings, real: bool) -> np.dtype[Any]:
+    """Return the type of a slice's tall arrays."""
+    return options.dtype if real else np.result_type(options.dtype, np.complex64)
+
+
+def zero_report(k: int, options: SolverSettings, seconds: float) -> SliceReport:
+    """Return the report of a slice without entries."""
+    bound = 0.0 if options.bound else None
+    return SliceReport(k, 0.0, 0.0, bound, bound, 0, seconds, "zero", True)
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """Factors of a slice where its tall arrays are: the A asked for is A·small; G is AᴴA without it."""
+
+    A: Handle
+    small: Small
+    G: Small
+    R: Small
+    report: SliceReport
+
+
+def fit_slice(X: Slice, size: float, k: int, options: SolverSettings, start: Handle | None = None) -> Fit:
+    """Solve a slice wherever it is.
+
+    X/c with c = ‖X‖ is what is given, so that single precision serves weights of any size. With
+    A = c^{1/3}·A', R = c^{1/3}·R' and λ = c^{4/3}·λ', the objective is c² times that of the scaled problem.
+
+    Parameters
+    ----------
+    X
+        The slice, divided by its norm.
+    size
+        Its norm.
+    k, options
+        As in `solve_slice`.
+    start
+        The A of a slice like this one, such as that of the previous window: a window that has moved by s
+        steps multiplies X_k by exp(2πi·k·s/T), which R takes up (it is solved for first), so A serves as it
+        is. Where a closed form exists, it needs no start.
+    """
+    began = time.perf_counter()
+    scale = float(np.cbrt(size))
     scaled = options.model_copy(
         update={
-            "rank": min(rank, n),
+            "rank": min(options.rank, X.n),
             "reg_a": options.reg_a / size ** (4 / 3),
             "reg_r": options.reg_r / size ** (4 / 3),
         }
     )
-    rng = np.random.default_rng([options.seed, k])
     name = options.solver
     if name == "auto":
         # Complex slices of a real tensor are not Hermitian; real ones are if the graph is undirected.
-        name = "closed_form" if dtype.kind == "f" and is_hermitian(X) else "compressed"
+        name = "closed_form" if X.dtype.kind == "f" and X.hermitian else "compressed"
     warm = start is not None and name != "closed_form"
-    if start is not None and warm:
+    if warm:
         # Near the answer from the first step on: one short step is enough.
-        near = (start[:, : scaled.rank] / np.cbrt(size)).astype(dtype)
-        solution = minimise(X, near, scaled, patience=1)
+        near = X.build(Term(start, 1 / scale), own=True)
+        solution = minimise(X, near.tall, scaled, patience=1, G=near.own)
     else:
-        solution = SOLVERS[name](X, scaled, rng)
+        solution = SOLVERS[name](X, scaled)
     bound = solution.bound
     if bound is None and options.bound:
-        bound = bound_slice(X, scaled, rng)
-    A = np.zeros((n, rank), dtype)
-    A[:, : scaled.rank] = solution.A * options.dtype.type(np.cbrt(size))
-    R = np.zeros((rank, rank), solution.R.dtype)
-    R[: scaled.rank, : scaled.rank] = solution.R * np.cbrt(size)
+        X.keep_only([solution.A])
+        bound = bound_slice(X, scaled)
+    rank = len(solution.R)
+    R = np.zeros((options.rank, options.rank), solution.R.dtype)
+    R[:rank, :rank] = solution.R * scale
+    small = np.eye(rank, options.rank) * scale
     report = SliceReport(
         k=k,
         energy=size**2,
@@ -144,4 +193,4 @@ def solve_slice(matrix: Any, k: int, options: SolverSettings, start: Tall | None
         solver="warm" if warm else name,
         converged=solution.converged,
     )
-    return SliceFactors(A, R, report)
+    return Fit(solution.A, small, solution.G, R, report)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from toffee_dist.kernels.solvers.base import Operator, Small, Solution, Tall, gram, times
+from toffee_dist.kernels.solvers.base import Built, Handle, Slice, Small, Solution, Term
 from toffee_dist.settings import SolverSettings
 
 # β grows by this much an iteration, up to the limit. Measured on slices of mathoverflow, email and
@@ -27,25 +27,33 @@ REG_FLOOR = {32: 1e-6, 64: 1e-9}
 DAMPINGS = (0.0, 0.5, 0.75, 0.875, 0.9375)
 
 
-def solve_als(X: Operator, options: SolverSettings, rng: np.random.Generator) -> Solution:
+def solve_als(X: Slice, options: SolverSettings) -> Solution:
     """Solve a slice by plain ALS from a random start."""
-    start = X.random(rng, options.rank) / X.real(np.sqrt(X.n))
-    return minimise(X, start, options, momentum=False)
+    start = X.random(options.rank)
+    # Columns of about unit length: the entries are uniform in [−1, 1].
+    scaled = X.build(Term(start.tall, float(np.sqrt(3.0 / X.n))), own=True)
+    return minimise(X, scaled.tall, options, momentum=False, G=scaled.own)
 
 
 @dataclass(frozen=True, eq=False)
 class _State:
     """A with everything that X·A gives: the best R, the objective and the Gram matrix."""
 
-    A: Tall
-    XA: Tall
+    A: Handle
+    XA: Handle
     G: Small
     R: Small
     objective: float
 
 
 def minimise(
-    X: Operator, A: Tall, options: SolverSettings, *, momentum: bool = True, patience: int | None = None
+    X: Slice,
+    A: Handle,
+    options: SolverSettings,
+    *,
+    momentum: bool = True,
+    patience: int | None = None,
+    G: Small | None = None,
 ) -> Solution:
     """Run ALS from A until it converges; the objective falls at every iteration.
 
@@ -72,14 +80,16 @@ def minimise(
         Measured: 3 times fewer iterations on mathoverflow, 5 on workplace, to the same objective.
     patience
         Short steps in a row that count as converged; default: two with momentum, else one.
+    G
+        AᴴA, where it is known.
     """
     asked, floor = options, REG_FLOOR[np.finfo(X.dtype).bits]
     options = options.model_copy(update={"reg_a": max(asked.reg_a, floor), "reg_r": max(asked.reg_r, floor)})
-    state = _evaluate(X, A, options)
+    state = _evaluate(X, A, X.gram(A, A) if G is None else G, options)
     # Below this the objective is rounding error of ‖X‖².
     rounding = 4 * np.finfo(X.dtype).eps * X.norm2
     converged = _without_floor(state, options, asked) <= rounding
-    previous: Tall | None = None
+    previous: Handle | None = None
     beta, iterations, short = 0.0, 0, 0
     while iterations < options.max_iter and not converged:
         iterations += 1
@@ -87,22 +97,23 @@ def minimise(
         new = None
         if momentum and previous is not None:
             beta = min(beta + MOMENTUM_STEP, MOMENTUM_LIMIT)
-            new = _lower(X, _blend(plain, previous, -beta), state, options)
+            new = _lower(X, plain, previous, -beta, state, options)
             beta = beta / 2 if new is None else beta
         for damping in DAMPINGS:
-            new = new or _lower(X, _blend(plain, state.A, damping), state, options)
+            new = new or _lower(X, plain, state.A, damping, state, options)
         if new is None:
             # No step along a descent direction lowers it: what is left is rounding.
             converged = True
             break
         drop = state.objective - new.objective
         previous, state = state.A, new
+        X.keep_only([previous, state.A, state.XA])
         # With momentum a step may be short once and long the next time: two short ones in a row.
         enough = 1 + momentum if patience is None else patience
         short = short + 1 if drop <= options.tol * state.objective else 0
         converged = short >= enough or _without_floor(state, options, asked) <= rounding
     value = _without_floor(state, options, asked)
-    return Solution(state.A, state.R, value, iterations, bool(converged))
+    return Solution(state.A, state.R, state.G, value, iterations, bool(converged))
 
 
 def _without_floor(state: _State, floored: SolverSettings, asked: SolverSettings) -> float:
@@ -112,25 +123,20 @@ def _without_floor(state: _State, floored: SolverSettings, asked: SolverSettings
     return max(state.objective - 0.5 * float(penalty), 0.0)
 
 
-def _blend(A: Tall, B: Tall, share: float) -> Tall:
-    """Return (1 − share)·A + share·B."""
-    if share == 0:
-        return A
-    scale = A.real.dtype.type
-    mixed = A * scale(1 - share)
-    mixed += B * scale(share)
-    return np.asarray(mixed)
-
-
-def _lower(X: Operator, A: Tall, state: _State, options: SolverSettings) -> _State | None:
-    """Evaluate A; None unless its objective is lower."""
-    new = _evaluate(X, A, options)
+def _lower(
+    X: Slice, plain: Built, old: Handle, share: float, state: _State, options: SolverSettings
+) -> _State | None:
+    """Evaluate (1 − share)·plain + share·old; None unless its objective is lower."""
+    A, G = plain.tall, plain.own
+    if share != 0:
+        mixed = X.build(Term(A, 1.0 - share), Term(old, share), own=True)
+        A, G = mixed.tall, mixed.own
+    new = _evaluate(X, A, G, options)
     return new if new.objective < state.objective else None
 
 
-def _evaluate(X: Operator, A: Tall, options: SolverSettings) -> _State:
-    XA = X.apply(A)
-    G, C = gram(A, A), gram(A, XA)
+def _evaluate(X: Slice, A: Handle, G: Small, options: SolverSettings) -> _State:
+    XA, _, [C] = X.build(Term(A, by="X"), against=[A])
     R = best_core(G, C, options.reg_r, np.finfo(X.dtype).eps)
     return _State(A, XA, G, R, objective(X.norm2, G, C, R, options))
 
@@ -157,7 +163,7 @@ def objective(norm2: float, G: Small, C: Small, R: Small, options: SolverSetting
     return float(0.5 * (misfit + penalty))
 
 
-def _update(X: Operator, state: _State, options: SolverSettings) -> Tall:
+def _update(X: Slice, state: _State, options: SolverSettings) -> Built:
     """Return the A that minimises the objective with one of its two places held fixed."""
     R, Rh = state.R, state.R.conj().T
     N = R @ state.G @ Rh + Rh @ state.G @ R
@@ -167,6 +173,8 @@ def _update(X: Operator, state: _State, options: SolverSettings) -> Tall:
     # [Rᴴ N⁻¹, R N⁻¹] = (N⁻¹ [R, Rᴴ])ᴴ: the inverse is folded into the small factors.
     folded = np.linalg.solve(N, np.hstack([R, Rh]))
     rank = len(R)
-    A = times(state.XA, folded[:, :rank].conj().T)
-    A += times(X.adjoint(state.A), folded[:, rank:].conj().T)
-    return A
+    return X.build(
+        Term(state.XA, folded[:, :rank].conj().T),
+        Term(state.A, folded[:, rank:].conj().T, "Xh"),
+        own=True,
+    )

@@ -1,19 +1,30 @@
-"""What every solver takes and gives: one frequency slice in, its factors and an honest report out."""
+"""What every solver takes and gives: one frequency slice in, its factors and an honest report out.
+
+A solver sees a slice through `Slice`: products with tall arrays (n×r), sums of those, and small matrices
+that such sums leave. So the same solver runs on arrays in memory (`Operator`) and on blocks of rows that
+many workers hold (`batch.sharded`): what crosses blocks is small.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from toffee_dist.settings import SolverSettings
+from toffee_dist.tensor import Floats
 
 Tall = NDArray[Any]  # n×r, real or complex, in the precision asked for
 Small = NDArray[Any]  # r×r, real or complex, always double
+Handle = Any  # a tall array as a `Slice` keeps it: in memory an array, else the name of its blocks
+
+# Rows of a sum in single precision; sums of those are in double, so that a million rows lose no digits.
+GRAM_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -49,57 +60,182 @@ class SliceFactors:
         return self.report.k
 
 
-class Operator:
-    """A square matrix, sparse or dense, as the operations on tall arrays that solvers use.
+class Term(NamedTuple):
+    """A tall array, times the slice or its adjoint where `by` says so, times a small matrix or a number."""
+
+    tall: Handle
+    small: Small | float | None = None
+    by: Literal["", "X", "Xh"] = ""
+
+
+class Built(NamedTuple):
+    """A sum of terms Y, with YᴴY where it was asked for, and GᴴY of every G that it was held against."""
+
+    tall: Handle
+    own: Small
+    grams: list[Small]
+
+
+class TallSpace(Protocol):
+    """Where tall arrays are, and what can be done with them; each operation is one pass over the rows.
 
     Attributes
     ----------
-    n : size
-    dtype : of the matrix and of every tall array of this problem
+    n : rows of every tall array
+    dtype : of every tall array
+    """
+
+    n: int
+    dtype: np.dtype[Any]
+
+    def build(
+        self, *terms: Term, against: Sequence[Handle] = (), own: bool = False, keep: bool = True
+    ) -> Built:
+        """Return the sum of terms; where it is not kept, only what it leaves."""
+
+    def gram(self, left: Handle, right: Handle) -> Small:
+        """Return leftᴴ·right."""
+
+    def largest(self, tall: Handle, small: Small) -> Floats:
+        """Return, of every column of the real tall·small, the first entry of largest magnitude."""
+
+    def keep_only(self, talls: Sequence[Handle]) -> None:
+        """Forget all other tall arrays: a caller names what it will still use after every round."""
+
+
+class Slice(TallSpace, Protocol):
+    """A square matrix by its products with tall arrays.
+
+    Attributes
+    ----------
     norm2 : ‖X‖², in double
     """
 
-    def __init__(self, matrix: Any) -> None:
+    norm2: float
+
+    @property
+    def hermitian(self) -> bool:
+        """Whether X = Xᴴ exactly."""
+
+    def random(self, columns: int) -> Built:
+        """Return a new random tall array, with its own Gram matrix."""
+
+
+class Arrays:
+    """Tall arrays in memory, without a matrix: what the gauge needs."""
+
+    def __init__(self, n: int, dtype: np.dtype[Any]) -> None:
+        self.n, self.dtype = n, dtype
+
+    def _multiply(self, tall: Tall, by: str) -> Tall:
+        raise TypeError("no matrix to multiply by")
+
+    def build(
+        self, *terms: Term, against: Sequence[Tall] = (), own: bool = False, keep: bool = True
+    ) -> Built:
+        """Return the sum of terms."""
+        Y: Tall | None = None
+        for tall, small, by in terms:
+            part = self._multiply(tall, by) if by else tall
+            if isinstance(small, np.ndarray):
+                part = times(part, small)
+            elif small is not None:
+                part = part * part.real.dtype.type(small)
+            if Y is None:
+                Y = part.copy() if part is tall and len(terms) > 1 else part
+            else:
+                Y += part
+        assert Y is not None
+        return Built(Y, gram(Y, Y) if own else np.empty(0), [gram(G, Y) for G in against])
+
+    def gram(self, left: Tall, right: Tall) -> Small:
+        """Return leftᴴ·right."""
+        return gram(left, right)
+
+    def largest(self, tall: Tall, small: Small) -> Floats:
+        """Return the entry of largest magnitude of every column of tall·small."""
+        return largest_entries(times(tall, small))
+
+    def keep_only(self, talls: Sequence[Tall]) -> None:
+        """Leave it to the interpreter."""
+
+
+class Operator(Arrays):
+    """A slice in memory, sparse or dense.
+
+    Parameters
+    ----------
+    matrix : (n, n) csr_matrix or ndarray
+        X.
+    seed
+        Names the random numbers of the slice.
+    """
+
+    def __init__(self, matrix: Any, seed: Sequence[int] = (0,)) -> None:
+        super().__init__(int(matrix.shape[0]), matrix.dtype)
         self.matrix = matrix
         self.sparse = bool(sp.issparse(matrix))
-        self.n = int(matrix.shape[0])
-        self.dtype: np.dtype[Any] = matrix.dtype
         values = matrix.data if self.sparse else matrix
         self.norm2 = float(np.square(np.abs(values), dtype=np.float64).sum())
         # conj() of a real matrix is the matrix itself; of a complex one, a second value array.
         self._adjoint = matrix.T if self.dtype.kind == "f" else matrix.conj().T
+        self._seed, self._draws = list(seed), 0
 
-    @property
-    def real(self) -> type[np.floating[Any]]:
-        """The real scalar type of this precision."""
-        return np.finfo(self.dtype).dtype.type
+    @cached_property
+    def hermitian(self) -> bool:
+        """Whether X = Xᴴ exactly."""
+        difference = self.matrix - self.matrix.conj().T
+        return bool(abs(difference).max() == 0) if self.n else True
+
+    def _multiply(self, tall: Tall, by: str) -> Tall:
+        return np.asarray((self.matrix if by == "X" else self._adjoint) @ tall)
 
     def apply(self, A: Tall) -> Tall:
         """Return X·A."""
-        return np.asarray(self.matrix @ A)
-
-    def adjoint(self, A: Tall) -> Tall:
-        """Return Xᴴ·A."""
-        return np.asarray(self._adjoint @ A)
+        return self._multiply(A, "X")
 
     def dense(self) -> Small:
         """Return X as a dense array in double."""
         matrix = self.matrix.toarray() if self.sparse else self.matrix
         return np.asarray(matrix, dtype=np.result_type(self.dtype, np.float64))
 
-    def random(self, rng: np.random.Generator, columns: int) -> Tall:
-        """Return an n×columns Gaussian array of the slice's own dtype."""
-        sample = rng.standard_normal((self.n, columns))
-        if self.dtype.kind == "c":
-            sample = sample + 1j * rng.standard_normal((self.n, columns))
-        return np.asarray(sample, dtype=self.dtype)
+    def random(self, columns: int) -> Built:
+        """Return an n×columns array of the slice's own dtype, another one each time."""
+        self._draws += 1
+        Y = random_rows([*self._seed, self._draws], 0, self.n, columns, self.dtype)
+        return Built(Y, gram(Y, Y), [])
+
+
+def random_rows(seed: Sequence[int], start: int, stop: int, columns: int, dtype: np.dtype[Any]) -> Tall:
+    """Return rows [start, stop) of a random tall array: the same numbers wherever rows are cut.
+
+    Uniform in [−1, 1]: every number takes one draw, so a block can begin where its rows do.
+    """
+    each = columns * (2 if dtype.kind == "c" else 1)
+    bits = np.random.PCG64(np.random.SeedSequence(list(seed)))
+    bits.advance(start * each)
+    sample = 2.0 * np.random.Generator(bits).random((stop - start, each)) - 1.0
+    if dtype.kind == "c":
+        sample = sample[:, :columns] + 1j * sample[:, columns:]
+    return np.asarray(sample, dtype=dtype)
+
+
+def largest_entries(Y: Tall) -> Floats:
+    """Return, of every column, the first entry of largest magnitude; 0 where there is no row."""
+    if not len(Y):
+        return np.zeros(Y.shape[1])
+    return np.asarray(Y[np.abs(Y).argmax(axis=0), np.arange(Y.shape[1])], dtype=np.float64)
 
 
 def gram(A: Tall, B: Tall) -> Small:
-    """Return AᴴB in double (accumulated in the precision of the tall arrays)."""
-    # conj() copies: take it of the narrower one.
-    product = A.conj().T @ B if A.shape[1] <= B.shape[1] else (B.conj().T @ A).conj().T
-    return product.astype(np.result_type(product.dtype, np.float64))
+    """Return AᴴB in double; `GRAM_ROWS` at a time are added up in the precision of the tall arrays."""
+    double = np.result_type(A.dtype, B.dtype, np.float64)
+    total = np.zeros((A.shape[1], B.shape[1]), double)
+    for start in range(0, len(A), GRAM_ROWS):
+        a, b = A[start : start + GRAM_ROWS], B[start : start + GRAM_ROWS]
+        # conj() copies: take it of the narrower one.
+        total += a.conj().T @ b if A.shape[1] <= B.shape[1] else (b.conj().T @ a).conj().T
+    return total
 
 
 def times(A: Tall, S: Small) -> Tall:
@@ -109,14 +245,15 @@ def times(A: Tall, S: Small) -> Tall:
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """A solver's answer for one (scaled) slice."""
+    """A solver's answer for one (scaled) slice: A as its slice keeps it, with AᴴA."""
 
-    A: Tall
+    A: Handle
     R: Small
+    G: Small
     objective: float
     iterations: int
     converged: bool
     bound: float | None = None
 
 
-Solver = Callable[[Operator, SolverSettings, np.random.Generator], Solution]
+Solver = Callable[[Any, SolverSettings], Solution]

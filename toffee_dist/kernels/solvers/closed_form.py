@@ -10,51 +10,63 @@ norms), with equality for Hermitian products. So the problem separates over the 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import scipy.sparse.linalg as sla
-from numpy.typing import NDArray
 
 from toffee_dist.errors import ConfigError
-from toffee_dist.kernels.solvers.base import Operator, Solution, Tall
+from toffee_dist.kernels.solvers.base import Operator, Slice, Solution, Tall
+from toffee_dist.kernels.solvers.krylov import EigenSpace, leading_singular_values
 from toffee_dist.settings import SolverSettings
 from toffee_dist.tensor import Floats
 
 # Up to this size, or when more than this share of the spectrum is wanted, a dense decomposition is faster
-# than ARPACK (measured: n from 200 to 1,600, shares from 0.05 to 0.3; email, n 986, r 128: 0.09 s to 0.23 s).
+# (measured: n from 200 to 1,600, shares from 0.05 to 0.3; email, n 986, r 128: 0.09 s to 0.23 s).
 DENSE_SIZE, DENSE_EIGEN_SHARE, DENSE_SINGULAR_SHARE = 400, 0.2, 0.1
 
 
-def solve_closed_form(X: Operator, options: SolverSettings, rng: np.random.Generator) -> Solution:
-    """Solve a Hermitian slice exactly, from its eigenvalues of largest magnitude."""
-    if not is_hermitian(X):
+def solve_closed_form(X: Slice, options: SolverSettings) -> Solution:
+    """Solve a Hermitian slice from its eigenvalues of largest magnitude.
+
+    Exactly where the slice is small. Else by a Krylov space that ends when hardly any energy is left to find;
+    what may be left is the difference between the objective and its bound.
+    """
+    if not X.hermitian:
         raise ConfigError(
             "solver closed_form on a slice that is not Hermitian",
             got="a directed graph, or a frequency other than 0 and Nyquist",
             allowed="k = 0 or Nyquist of an undirected graph",
             remedy='Use solver="auto".',
         )
-    s, U = leading_eigenpairs(X, options.rank, rng)
+    if isinstance(X, Operator) and use_dense(X, options.rank, DENSE_EIGEN_SHARE):
+        s, U = _dense_eigenpairs(X, options.rank)
+        d, R = _optimal_factors(s, options)
+        A = (U * d).astype(X.dtype)
+        value = lower_bound(X.norm2, np.abs(s), options)
+        return Solution(A, R, X.gram(A, A), value, iterations=0, converged=True, bound=value)
+    space = EigenSpace(X, options.rank)
+    d, R = _optimal_factors(space.values, options)
+    built = space.vectors(np.diag(d))
+    value = lower_bound(X.norm2, np.abs(space.values), options)
+    bound = max(value - 0.5 * space.left, 0.0) if np.isfinite(space.left) else None
+    return Solution(built.tall, R, built.own, value, space.steps, space.converged, bound)
+
+
+def _optimal_factors(s: Floats, options: SolverSettings) -> tuple[Floats, Floats]:
+    """Return d and R with A = U diag(d): d_i = (2 λ_R x_i² / λ_A)^{1/6}, R = diag(sign(s_i)·x_i / d_i²)."""
     x = shrink(np.abs(s), options)
-    # d_i = (2 λ_R x_i² / λ_A)^{1/6};   A = U diag(d),   R = diag(sign(s_i)·x_i / d_i²)
     ratio = options.reg_r / options.reg_a if options.reg_a > 0 else 1.0
     d = (2.0 * ratio * x**2) ** (1 / 6)
     R = np.diag(np.sign(s) * np.divide(x, d**2, out=np.zeros_like(x), where=d > 0))
-    A = (U * d).astype(X.dtype)
-    value = lower_bound(X.norm2, np.abs(s), options)
-    return Solution(A, R, value, iterations=0, converged=True, bound=value)
+    return d, R
 
 
-def is_hermitian(X: Operator) -> bool:
-    """Whether X = Xᴴ exactly."""
-    difference = X.matrix - X.matrix.conj().T
-    return bool(abs(difference).max() == 0) if X.n else True
-
-
-def bound_slice(X: Operator, options: SolverSettings, rng: np.random.Generator) -> float:
+def bound_slice(X: Slice, options: SolverSettings) -> float:
     """Return the lower bound of the objective over every A and R of this rank."""
-    return lower_bound(X.norm2, _leading_singular_values(X, options.rank, rng), options)
+    if isinstance(X, Operator) and use_dense(X, options.rank, DENSE_SINGULAR_SHARE):
+        sigma = np.linalg.svd(X.dense(), compute_uv=False)[: options.rank]
+        return lower_bound(X.norm2, sigma, options)
+    sigma, left = leading_singular_values(X, options.rank)
+    # What may be missing in the values would make the bound too large.
+    return max(lower_bound(X.norm2, sigma, options) - 0.5 * left, 0.0)
 
 
 def lower_bound(norm2: float, sigma: Floats, options: SolverSettings) -> float:
@@ -94,32 +106,20 @@ def shrink(sigma: Floats, options: SolverSettings) -> Floats:
     return np.asarray(np.where(better, x, 0.0))
 
 
-def _use_dense(X: Operator, rank: int, share: float) -> bool:
+def use_dense(X: Operator, rank: int, share: float) -> bool:
+    """Whether a dense decomposition is faster, for so many of all values."""
     return X.n <= DENSE_SIZE or rank > share * X.n
 
 
-def leading_eigenpairs(X: Operator, rank: int, rng: np.random.Generator) -> tuple[Floats, Tall]:
-    """Return the eigenvalues of largest magnitude of a Hermitian X, and their vectors, largest first."""
-    if _use_dense(X, rank, DENSE_EIGEN_SHARE):
-        s, U = np.linalg.eigh(X.dense())
-    else:
-        start = X.random(rng, 1)[:, 0]
-        s, U = sla.eigsh(X.matrix, k=rank, which="LM", v0=start, tol=_tolerance(X.dtype))
+def _dense_eigenpairs(X: Operator, rank: int) -> tuple[Floats, Tall]:
+    s, U = np.linalg.eigh(X.dense())
     order = np.argsort(-np.abs(s), kind="stable")[:rank]
     return s[order].astype(np.float64), U[:, order]
 
 
-def _leading_singular_values(X: Operator, rank: int, rng: np.random.Generator) -> Floats:
-    if _use_dense(X, rank, DENSE_SINGULAR_SHARE):
-        sigma: NDArray[Any] = np.linalg.svd(X.dense(), compute_uv=False)
-    else:
-        # In double: a value that is too small would make the bound too large.
-        double = X.matrix.astype(np.result_type(X.dtype, np.float64))
-        start = X.random(rng, 1)[:, 0].astype(double.dtype)
-        tol = _tolerance(double.dtype)
-        _, sigma, _ = sla.svds(double, k=rank, v0=start, tol=tol)
-    return np.sort(sigma)[::-1][:rank].astype(np.float64)
-
-
-def _tolerance(dtype: np.dtype[Any]) -> float:
-    return float(10 * np.finfo(dtype).eps)
+def leading_eigenpairs(X: Operator, rank: int) -> tuple[Floats, Tall]:
+    """Return the eigenvalues of largest magnitude of a Hermitian X, and their vectors, largest first."""
+    if use_dense(X, rank, DENSE_EIGEN_SHARE):
+        return _dense_eigenpairs(X, rank)
+    space = EigenSpace(X, rank)
+    return space.values, space.vectors().tall

@@ -1,0 +1,229 @@
+"""The filter in time: equal to its slow twin, and what it promises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tests import naive_filter as naive
+from tests.harness.strategies import EXTREME, Events, events, random_tensor
+from toffee_dist import TemporalTensor
+from toffee_dist.kernels import filter as filtering
+from toffee_dist.kernels.filter import (
+    PairFilter,
+    block_energies,
+    epochs,
+    filter_rows,
+    gains,
+    learn_kernel,
+    noise_levels,
+    padded_length,
+    project_rows,
+)
+
+Array = NDArray[Any]
+
+
+def dense(tensor: TemporalTensor) -> Array:
+    return np.asarray(tensor.to_coo().todense())
+
+
+def basis(n_nodes: int, rank: int, seed: int = 0) -> Array:
+    return np.linalg.qr(np.random.default_rng(seed).standard_normal((max(n_nodes, rank), rank)))[0][:n_nodes]
+
+
+def trajectory(tensor: TemporalTensor, V: Array, **options: Any) -> Array:
+    rows = project_rows(tensor, V)
+    return filter_rows(rows, learn_kernel([rows], tensor.n_steps, **options), np.arange(tensor.n_steps))
+
+
+@given(events(), st.sampled_from([0.0, 0.5, 1.0, 3.0]))
+def test_two_sided_filter_is_its_slow_twin(rows: Events, strength: float) -> None:
+    tensor, V, T = rows.tensor(entry="sum", pair_weight="raw"), basis(rows.n_nodes, 3), rows.n_steps
+    X = dense(tensor)
+    y, length = naive.rows_in_time(X, V), padded_length(T)
+    kappa = naive.kernel(naive.energies(y, length), naive.noise(X, V), length, T, strength)
+    expected = np.stack([y[:, :, c] @ naive.two_sided(kappa[:, c]).T for c in range(3)], axis=2)
+    found = trajectory(tensor, V, strength=strength)
+    np.testing.assert_allclose(found, expected, atol=1e-8 * (1 + np.abs(y).max()))
+    # The trajectory sums to X_0 V, whatever the gains.
+    np.testing.assert_allclose(found.sum(axis=1), y.sum(axis=1), atol=1e-9 * (1 + np.abs(y).sum()))
+
+
+@given(events())
+def test_causal_filter_is_its_slow_twin(rows: Events) -> None:
+    tensor, V, T = rows.tensor(entry="count", pair_weight="raw"), basis(rows.n_nodes, 2), rows.n_steps
+    X = dense(tensor)
+    y, moments = naive.rows_in_time(X, V), epochs(T, causal=True)
+    expected = np.zeros_like(y)
+    for t in range(T):
+        moment = max(at for at in moments if at <= t + 1)
+        past, length = X[:, :, :moment], padded_length(moment)
+        E = naive.energies(naive.rows_in_time(past, V), length)
+        kappa = np.zeros((T, 2))
+        kappa[:moment] = naive.kernel(E, naive.noise(past, V), length, moment, 1.0)
+        for c in range(2):
+            expected[:, t, c] = y[:, :, c] @ naive.causal_row(kappa[:, c], t, T)
+    np.testing.assert_allclose(
+        trajectory(tensor, V, causal=True), expected, atol=1e-8 * (1 + np.abs(y).max())
+    )
+
+
+@pytest.mark.parametrize("t", [0, 1, 7, 18])
+def test_nothing_after_a_step_reaches_it(t: int) -> None:
+    """Not a byte: neither through the kernel nor through its gains."""
+    tensor, V = random_tensor(0, 12, 20, 400, directed=False), basis(12, 4).astype(np.float32)
+    X = dense(tensor)
+    rng = np.random.default_rng(t)
+    X[:, :, t + 1 :] = rng.random(X[:, :, t + 1 :].shape) * 5
+    i, j, s = np.nonzero(X)
+    other = TemporalTensor.from_events(
+        i, j, s, X[i, j, s], n_nodes=12, n_steps=20, entry="sum", pair_weight="raw"
+    )
+    raw = TemporalTensor.from_coo(tensor.to_coo(), directed=True)
+    before, after = (trajectory(data, V, causal=True)[:, : t + 1] for data in (raw, other))
+    assert before.tobytes() == after.tobytes()
+    # And the future does reach the two-sided one: the test can fail.
+    assert trajectory(raw, V)[:, : t + 1].tobytes() != trajectory(other, V)[:, : t + 1].tobytes()
+
+
+def test_the_last_step_does_not_speak_of_the_first() -> None:
+    """Activity that lasts for some steps: neighbours in time speak of each other, the two ends do not."""
+    rng = np.random.default_rng(0)
+    starts = rng.integers(0, 36, 60)
+    i, j = np.repeat(rng.integers(0, 9, (2, 60)), 5, axis=1)
+    t = (starts[:, None] + np.arange(5)).ravel()
+    tensor = TemporalTensor.from_events(i, j, t, n_nodes=9, n_steps=40, entry="count", pair_weight="raw")
+    rows = project_rows(tensor, basis(9, 1))
+    H = learn_kernel([rows], 40).matrix(0, np.array([0]))[0]
+    assert H[1] - H[20] > 0.1
+    # Circular, the last step would count as much as step 1.
+    assert abs(H[39] - H[20]) < 0.2 * (H[1] - H[20])
+
+
+@given(events())
+def test_energies_by_lags_and_by_transforms_agree(rows: Events) -> None:
+    tensor = rows.tensor(entry="sum", pair_weight="raw")
+    active, length = project_rows(tensor, basis(rows.n_nodes, 3)), padded_length(rows.n_steps)
+    by_lags, by_fft = filtering._lag_energies(active, length), filtering._fft_energies(active, length)
+    np.testing.assert_allclose(by_lags, by_fft, atol=1e-9 * (1 + by_fft.max(initial=0.0)))
+
+
+@given(events(), st.integers(1, 3))
+def test_blocks_of_nodes_add_up(rows: Events, size: int) -> None:
+    tensor, V = rows.tensor(entry="sum", pair_weight="raw"), basis(rows.n_nodes, 2)
+    n, T = rows.n_nodes, rows.n_steps
+    cuts = [(start, min(start + size, n)) for start in range(0, n, size)]
+    parts = [project_rows(tensor.take_rows(*cut), V) for cut in cuts]
+    kernel = learn_kernel(parts, T)
+    whole = trajectory(tensor, V)
+    np.testing.assert_allclose(
+        np.concatenate([filter_rows(part, kernel, np.arange(T)) for part in parts]), whole, atol=1e-8
+    )
+    # Any steps alone are the same steps.
+    some = np.array([T - 1, 0])
+    np.testing.assert_allclose(filter_rows(project_rows(tensor, V), kernel, some), whole[:, some], atol=1e-8)
+
+
+@given(events(EXTREME))
+def test_extreme_weights_stay_finite(rows: Events) -> None:
+    tensor, V = rows.tensor(entry="sum", pair_weight="raw"), basis(rows.n_nodes, 2).astype(np.float32)
+    for causal in (False, True):
+        assert np.isfinite(trajectory(tensor, V, causal=causal)).all()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_every_way_to_filter_gives_the_same(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor, V, steps = random_tensor(5, 30, 17, 300), basis(30, 3), np.arange(17)
+    rows = project_rows(tensor, V)
+    kernel = learn_kernel([rows], 17, causal=causal)
+    expected = np.stack([rows.direction(c) @ kernel.matrix(c, steps).T for c in range(3)], axis=2)
+    costs = {"SPARSE_COST": 1e9, "DENSE_COST": 1e9, "FFT_COST": 1e9}
+    for cheap in ("SPARSE_COST", "DENSE_COST", *([] if causal else ["FFT_COST"])):
+        for name, cost in (costs | {cheap: 0.0}).items():
+            monkeypatch.setattr(filtering, name, cost)
+        np.testing.assert_allclose(filter_rows(rows, kernel, steps), expected, atol=1e-10)
+        np.testing.assert_allclose(filter_rows(rows, kernel, steps[::2]), expected[:, ::2], atol=1e-10)
+    squares = [[np.square(kernel.matrix(c, np.array([t]))).sum() for c in range(3)] for t in steps]
+    np.testing.assert_allclose(kernel.spread, squares, atol=1e-12)
+    for step in steps:
+        one = filter_rows(rows, kernel, np.array([step]))[:, 0]
+        np.testing.assert_allclose(one, expected[:, step], atol=1e-10)
+
+
+def test_gains_fall_with_strength_and_end_at_the_mean() -> None:
+    tensor, V = random_tensor(1, 30, 25, 2000), basis(30, 3)
+    found = block_energies(project_rows(tensor, V))
+    weak, strong = gains(found, 1.0), gains(found, 2.0)
+    assert (strong <= weak).all()
+    assert ((weak >= 0) & (weak <= 1)).all()
+    Z = trajectory(tensor, V, strength=1e9)
+    np.testing.assert_allclose(Z, np.broadcast_to(Z.mean(axis=1, keepdims=True), Z.shape), atol=1e-12)
+
+
+def test_noise_level_is_what_shuffled_events_leave() -> None:
+    """Events at random steps: the spread of a vector about its mean is its noise level."""
+    rng = np.random.default_rng(0)
+    n, T, V = 40, 30, basis(40, 4)
+    # Few enough that hardly any two fall on one entry, whose square would be 4, not 2.
+    i, j, t = rng.integers(0, n, 1200), rng.integers(0, n, 1200), rng.integers(0, T, 1200)
+    tensor = TemporalTensor.from_events(i, j, t, n_nodes=n, n_steps=T, entry="count", pair_weight="raw")
+    rows = project_rows(tensor, V)
+    kernel = learn_kernel([rows], T, strength=0.0)
+    Z, steps = filter_rows(rows, kernel, np.arange(T)), np.arange(T)
+    spread = np.square(Z - Z.mean(axis=1, keepdims=True)).sum(axis=(1, 2))
+    level = np.square(noise_levels(rows, kernel, steps)).sum(axis=1)
+    assert spread.sum() / level.sum() == pytest.approx(1.0, abs=0.08)
+
+
+@given(events())
+def test_pair_filter_is_the_filter_of_its_tube(rows: Events) -> None:
+    tensor, T = rows.tensor(entry="sum", pair_weight="raw"), rows.n_steps
+    X, length = dense(tensor), padded_length(rows.n_steps)
+    tubes = X.reshape(-1, T, 1)
+    kappa = naive.kernel(naive.energies(tubes, length), np.array([(X**2).sum()]), length, T, 1.0)
+    expected = X @ naive.two_sided(kappa[:, 0]).T
+    i, j = (grid.ravel() for grid in np.indices(X.shape[:2]))
+    pairs = PairFilter.learn(tensor)
+    for t in range(T):
+        found = pairs.at(t, i, j).reshape(X.shape[:2])
+        known = np.abs(X).sum(axis=2) > 0
+        np.testing.assert_allclose(found, expected[:, :, t] * known, atol=1e-8 * (1 + np.abs(X).max()))
+
+
+def test_same_behaviour_same_vector() -> None:
+    """UASE's stabilities: nodes with the same rates at a step, a node with the same rates at two steps."""
+    rng = np.random.default_rng(3)
+    T, n, size = 40, 200, 50
+    group = np.arange(n) // size
+    rate = np.array([[0.5, 0.1, 0.1, 0.1], [0.1, 0.5, 0.1, 0.1], [0.1, 0.1, 0.4, 0.2], [0.1, 0.1, 0.2, 0.4]])
+    i, j, t = [], [], []
+    for step in range(T):
+        # In odd tens of steps, groups 0 and 1 behave alike.
+        now = rate.copy()
+        if step // 10 % 2:
+            now[0] = now[:, 0] = now[1] = now[:, 1] = 0.3
+        a, b = np.triu_indices(n, 1)
+        linked = rng.random(len(a)) < now[group[a], group[b]]
+        i.append(a[linked])
+        j.append(b[linked])
+        t.append(np.full(linked.sum(), step))
+    tensor = TemporalTensor.from_events(
+        np.concatenate(i), np.concatenate(j), np.concatenate(t), n_nodes=n, directed=False, pair_weight="raw"
+    )
+    values, vectors = np.linalg.eigh(dense(tensor).sum(axis=2))
+    V = vectors[:, np.argsort(-np.abs(values))[:6]]
+    Z = trajectory(tensor, V)
+    means = np.stack([Z[group == g].mean(axis=0) for g in range(4)])
+    scale = np.linalg.norm(means[0, 5] - means[2, 5])
+    # Cross-sectional: alike at step 15, apart at step 5.
+    assert np.linalg.norm(means[0, 15] - means[1, 15]) < 0.1 * scale
+    assert np.linalg.norm(means[0, 5] - means[1, 5]) > 0.5 * scale
+    # Longitudinal: group 0 behaves alike at steps 5 and 25, not at 5 and 15.
+    assert np.linalg.norm(means[0, 5] - means[0, 25]) < 0.1 * scale
+    assert np.linalg.norm(means[0, 5] - means[0, 15]) > 0.3 * scale

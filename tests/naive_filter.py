@@ -1,0 +1,60 @@
+"""The filter in time, formula by formula: loops over nodes, directions, frequencies and entries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+def rows_in_time(X: Array, V: Array) -> Array:
+    """y_i(t) = Σ_j X(i,j,t) V_j, shape (n, T, r)."""
+    return np.stack([X[:, :, t] @ V for t in range(X.shape[2])], axis=1)
+
+
+def noise(X: Array, V: Array) -> Array:
+    """N_l = Σ_entries w²·V_jl²."""
+    return np.array(
+        [sum((X[:, j] ** 2).sum() * V[j, c] ** 2 for j in range(len(V))) for c in range(V.shape[1])]
+    )
+
+
+def energies(y: Array, length: int) -> Array:
+    """E_kl = Σ_i |Σ_t (y_il(t) − mean)·exp(−2πi·k·t/length)|², shape (length//2 + 1, r)."""
+    n, T, r = y.shape
+    E = np.zeros((length // 2 + 1, r))
+    for k in range(len(E)):
+        wave = np.exp(-2j * np.pi * k * np.arange(T) / length)
+        for i in range(n):
+            for c in range(r):
+                E[k, c] += abs(((y[i, :, c] - y[i, :, c].mean()) * wave).sum()) ** 2
+    return E
+
+
+def kernel(E: Array, N: Array, length: int, n_lags: int, strength: float) -> Array:
+    """κ_l(lag) = irfft of max(0, 1 − β·N_l/E_kl), shape (n_lags, r)."""
+    g = np.zeros_like(E)
+    for k, c in np.ndindex(E.shape):
+        g[k, c] = max(0.0, 1 - strength * N[c] / E[k, c]) if E[k, c] > 0 else 0.0
+    return np.fft.irfft(g, length, axis=0)[:n_lags]
+
+
+def two_sided(kappa: Array) -> Array:
+    """H = P K P + 1/T of one direction, K the Toeplitz matrix of κ, P = I − 11ᵀ/T."""
+    T = len(kappa)
+    K = np.array([[kappa[abs(t - s)] for s in range(T)] for t in range(T)])
+    P = np.eye(T) - 1 / T
+    return np.asarray(P @ K @ P + 1 / T)
+
+
+def causal_row(kappa: Array, t: int, n_steps: int) -> Array:
+    """The weights of steps at step t: about the mean of the past, κ at lag 0 and 2κ beyond."""
+    one_sided = np.zeros(n_steps)
+    for s in range(t + 1):
+        one_sided[s] = kappa[0] if s == t else 2 * kappa[t - s]
+    out = one_sided.copy()
+    out[: t + 1] += (1 - one_sided.sum()) / (t + 1)
+    return out

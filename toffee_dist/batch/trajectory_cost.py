@@ -1,0 +1,68 @@
+"""What a filtered trajectory takes, for the plan: its maps, its two forms on storage, and the other way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from toffee_dist.batch.trajectory import ENTRY_BYTES, dense_bytes, dense_steps
+from toffee_dist.kernels.filter import BLOCK_NUMBERS, EPOCH_GROWTH, FFT_COST, padded_length
+from toffee_dist.limits import Limits
+from toffee_dist.models.base import Cost
+from toffee_dist.settings import ModelSettings
+from toffee_dist.storage.compact import compact_bytes
+from toffee_dist.storage.tensors import Sizes
+from toffee_dist.units import show_bytes
+
+# Seconds per entry and direction of projecting a block and writing its entries.
+SECONDS_ENTRY = 6e-9
+
+
+def count_dense(settings: ModelSettings, n_nodes: int, n_steps: int) -> int:
+    """Return how many steps are written as Parquet."""
+    return len(dense_steps(settings.dense, n_nodes, n_steps, settings.rank))
+
+
+def filter_costs(sizes: Sizes, settings: ModelSettings, limits: Limits) -> list[Cost]:
+    """Return the maps of a filtered trajectory, without its Parquet."""
+    n, T, entries, rank = sizes.n_nodes, sizes.n_steps, sizes.n_entries, settings.rank
+    found = []
+    if settings.basis == "energy":
+        # The stacked steps and their transpose; a Krylov basis of 2r columns in double, or a dense matrix.
+        bytes_ = 64 * entries + 8 * n * 4 * rank + (48 * n * n if rank > 0.2 * n else 0)
+        seconds = 4e-9 * entries * 4 * rank
+        found.append(Cost("energy basis", "axes of all energy", 1, bytes_, seconds, 4 * n * rank))
+    length = padded_length(T)
+    # Causal gains are learnt from every past: lengths that grow by a constant share.
+    pasts = 1 / (1 - 1 / EPOCH_GROWTH) if settings.causal else 1
+    blocks = max(1, math.ceil(entries * ENTRY_BYTES * rank / limits.part_bytes))
+    energies = int(8 * (length // 2 + 1) * (rank + 1) * pasts)
+    transform = FFT_COST * 1e-9 * n * rank * length * math.log2(max(length, 2)) * pasts
+    found.append(
+        Cost(
+            "filter",
+            "energies of blocks of nodes, and the compact form of the trajectory",
+            blocks,
+            # What a block may hold, and its rows in a transform, complex and squared.
+            2 * min(limits.part_bytes, entries * ENTRY_BYTES * rank)
+            + 24 * min(BLOCK_NUMBERS, n * length)
+            + 3 * energies,
+            SECONDS_ENTRY * entries * rank + transform,
+            compact_bytes(n, entries, T, rank) + blocks * energies,
+        )
+    )
+    why = "one kernel in time per direction, from all energies"
+    found.append(Cost("kernel", why, 1, 6 * energies + 16 * T * rank, 2e-8 * energies, 0))
+    return found
+
+
+def describe_ways(sizes: Sizes, settings: ModelSettings, costs: Sequence[Cost], als_seconds: float) -> str:
+    """Return what the trajectory takes, beside what it would take by ALS."""
+    n, T, rank = sizes.n_nodes, sizes.n_steps, settings.rank
+    written = count_dense(settings, n, T)
+    return (
+        f"trajectory by the filter: about {sum(cost.seconds for cost in costs):,.1f} seconds (by als: up to "
+        f"{als_seconds:,.0f}); {show_bytes(compact_bytes(n, sizes.n_entries, T, rank))} in its compact form, "
+        f"{written:,} of {T:,} steps as Parquet: {show_bytes(dense_bytes(n, written, rank))} "
+        f"(all: {show_bytes(dense_bytes(n, T, rank))})"
+    )

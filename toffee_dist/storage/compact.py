@@ -1,0 +1,278 @@
+"""A trajectory on storage as what it is: entries by node, the basis, and one kernel in time per direction.
+
+    Z_i(t)_l = Σ over the entries (i, j, s) of node i of  w·V_jl·H_l(t, s)
+
+    compact/<block>-starts.npy                       entries before each node of a block, (nodes + 1)
+    compact/<block>-target.npy, -step.npy, -value.npy   its entries, sorted by node, target, step
+    compact/<block>-basis.npy                        its rows of V
+    compact/kernel.npy, pairs.npy                    κ of every epoch, lag and direction; that of pairs
+    compact/header.json                              sizes, blocks, whether causal; written last
+
+One node needs its entries and the basis of their targets; one step a pass over the blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toffee_dist.errors import InputError
+from toffee_dist.kernels.filter import ActiveRows, NodeEntries, TimeKernel, filter_rows, noise_levels
+from toffee_dist.storage.files import read_array, read_json, save_array, write_json
+from toffee_dist.storage.paths import as_remote
+from toffee_dist.tensor import Floats, Ints, TemporalTensor, index_dtype
+
+FORMAT = 1
+HEADER = "header.json"
+ARRAYS = ("starts", "target", "step", "value", "basis")
+# Bytes of vectors of all steps that are made at once.
+BLOCK_BYTES = 64 * 2**20
+
+
+def array_of(folder: Path, block: int, name: str) -> Path:
+    """Return where an array of a block is."""
+    return folder / f"{block:05d}-{name}.npy"
+
+
+def write_entries(folder: Path, block: int, tensor: TemporalTensor, basis: NDArray[Any]) -> None:
+    """Write the entries of a block of nodes, and its rows of the basis.
+
+    Parameters
+    ----------
+    folder, block
+        Where, and its number.
+    tensor
+        Of the nodes of the block alone (`TemporalTensor.take_rows`).
+    basis
+        The rows of V of these nodes.
+    """
+    pairs = np.asarray(tensor.tube_ptr)
+    arrays = {
+        "starts": pairs[np.asarray(tensor.indptr)].astype(np.int64),
+        "target": np.repeat(np.asarray(tensor.indices), np.diff(pairs)),
+        "step": np.asarray(tensor.steps, dtype=np.uint16 if tensor.n_steps <= 2**16 else np.int32),
+        "value": np.asarray(tensor.values, dtype=np.float32),
+        "basis": basis,
+    }
+    for name, array in arrays.items():
+        save_array(array_of(folder, block, name), array)
+
+
+def has_entries(folder: Path, block: int) -> bool:
+    """Whether the files of a block are there."""
+    return all(array_of(folder, block, name).exists() for name in ARRAYS)
+
+
+def write_kernel(
+    folder: Path, kernel: TimeKernel, pairs: TimeKernel, cuts: tuple[int, ...], *, directed: bool
+) -> None:
+    """Write the kernels of directions and of pairs, and the header."""
+    save_array(folder / "kernel.npy", kernel.lags)
+    save_array(folder / "pairs.npy", pairs.lags)
+    header = {
+        "format": FORMAT,
+        "cuts": list(cuts),
+        "epochs": list(kernel.epochs),
+        "causal": kernel.causal,
+        "directed": directed,
+    }
+    write_json(folder / HEADER, header)
+
+
+@dataclass(eq=False)
+class CompactTrajectory:
+    """The compact form of a published run, opened.
+
+    Parameters
+    ----------
+    folder
+        Where it is.
+    rotation
+        The r×r rotation of the run's vectors, where there is one.
+    """
+
+    folder: Path
+    rotation: NDArray[Any] | None = None
+
+    @cached_property
+    def _header(self) -> dict[str, Any]:
+        try:
+            header: dict[str, Any] = read_json(self.folder / HEADER)
+            if header["format"] != FORMAT or not all(isinstance(cut, int) for cut in header["cuts"]):
+                raise ValueError(f"format {header['format']}")
+            cuts = header["cuts"]
+            if len(cuts) < 2 or cuts[0] != 0 or any(a >= b for a, b in pairwise(cuts)):
+                raise ValueError("blocks that are not in order")
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._damaged(HEADER, error) from None
+        return header
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """The first node of every block, and the number of nodes."""
+        return tuple(self._header["cuts"])
+
+    @property
+    def n_nodes(self) -> int:
+        """Number of nodes."""
+        return self.cuts[-1]
+
+    @property
+    def directed(self) -> bool:
+        """Whether (i, j) differs from (j, i)."""
+        return bool(self._header["directed"])
+
+    @cached_property
+    def kernel(self) -> TimeKernel:
+        """The kernel of every direction."""
+        return self._kernel("kernel.npy")
+
+    @cached_property
+    def pair_kernel(self) -> TimeKernel:
+        """The kernel of a known pair's own entries."""
+        return self._kernel("pairs.npy")
+
+    def _kernel(self, name: str) -> TimeKernel:
+        lags = self._read(self.folder / name)
+        epochs = tuple(int(at) for at in self._header["epochs"])
+        if lags.ndim != 3 or len(lags) != len(epochs):
+            raise self._damaged(name, ValueError(f"shape {lags.shape} of {len(epochs)} epochs"))
+        return TimeKernel(np.asarray(lags, dtype=np.float64), epochs, bool(self._header["causal"]))
+
+    @property
+    def n_steps(self) -> int:
+        """T."""
+        return self.kernel.n_steps
+
+    @property
+    def rank(self) -> int:
+        """Length of a vector."""
+        return self.kernel.rank
+
+    def entries(self, start: int, stop: int) -> NodeEntries:
+        """Return the entries of the nodes [start, stop), which count from 0."""
+        found: list[tuple[Ints, ...]] = []
+        for block, (first, last) in enumerate(pairwise(self.cuts)):
+            low, high = max(start, first), min(stop, last)
+            if low >= high:
+                continue
+            starts = self._read(array_of(self.folder, block, "starts"), low - first, high - first + 1)
+            rows = (int(starts[0]), int(starts[-1]))
+            node = np.repeat(np.arange(low - start, high - start), np.diff(starts))
+            arrays = (self._read(array_of(self.folder, block, name), *rows) for name in ARRAYS[1:4])
+            found.append((node, *arrays))
+        node, target, step, value = (np.concatenate(column) for column in zip(*found, strict=True))
+        self._check(target, self.n_nodes, "target")
+        self._check(step, self.n_steps, "step")
+        return NodeEntries(stop - start, self.n_steps, node, target, step.astype(np.int64), value)
+
+    def basis(self, nodes: Ints) -> NDArray[Any]:
+        """Return the rows of V of some nodes, in ascending order."""
+        nodes = np.asarray(nodes)
+        out = np.empty((len(nodes), self.rank), dtype=np.float32)
+        edges = np.searchsorted(nodes, self.cuts)
+        for block, (low, high) in enumerate(pairwise(edges)):
+            if low == high:
+                continue
+            wanted, path = nodes[low:high] - self.cuts[block], array_of(self.folder, block, "basis")
+            if as_remote(path) is None:
+                try:
+                    rows = np.load(path, mmap_mode="r", allow_pickle=False)[wanted]
+                except (OSError, EOFError, ValueError, IndexError) as error:
+                    raise self._damaged(path.name, error) from None
+            else:
+                rows = self._read(path, int(wanted[0]), int(wanted[-1]) + 1)[wanted - wanted[0]]
+            if rows.shape != (len(wanted), self.rank):
+                raise self._damaged(path.name, ValueError(f"rows of shape {rows.shape[1:]}"))
+            out[low:high] = rows
+        return out
+
+    def rows(self, start: int, stop: int) -> ActiveRows:
+        """Return y of the nodes [start, stop) where they are active, in double.
+
+        One node, one step and all of them are summed in different orders: rounded to single precision at the
+        end, they agree.
+        """
+        return self.entries(start, stop).project(lambda targets: self.basis(targets).astype(np.float64))
+
+    def read(self, start: int, stop: int, steps: Ints) -> NDArray[np.float32]:
+        """Return the vectors of the nodes [start, stop) at some steps, (nodes, steps, r)."""
+        return self.turned(filter_rows(self.rows(start, stop), self.kernel, steps))
+
+    def turned(self, Z: NDArray[Any]) -> NDArray[np.float32]:
+        """Return vectors in the axes of the run."""
+        return np.asarray(Z if self.rotation is None else Z @ self.rotation.astype(Z.dtype), dtype=np.float32)
+
+    def read_nodes(self, nodes: Ints, steps: Ints) -> NDArray[np.float32]:
+        """Return the vectors of some nodes at some steps; runs of neighbouring nodes are read at once."""
+        wanted, where = np.unique(np.asarray(nodes, dtype=np.int64), return_inverse=True)
+        out = np.empty((len(wanted), len(steps), self.rank), dtype=np.float32)
+        breaks = np.flatnonzero(np.diff(wanted) > 1) + 1
+        for run in np.split(np.arange(len(wanted)), breaks):
+            for part in np.array_split(run, max(1, len(run) // self.nodes_at_once(len(steps)))):
+                if len(part):
+                    out[part] = self.read(int(wanted[part[0]]), int(wanted[part[-1]]) + 1, steps)
+        return out[where]
+
+    def noise(self, start: int, stop: int, steps: Ints) -> NDArray[np.float32]:
+        """Return the noise of the vectors of [start, stop) at some steps, (nodes, steps)."""
+        return noise_levels(self.rows(start, stop), self.kernel, steps)
+
+    def pair_rates(self, i: Ints, j: Ints, step: int) -> Floats:
+        """Return what the own entries of pairs tell of their rates at a step; 0 of pairs never seen."""
+        weights = self.pair_kernel.weights(step)[:, 0]
+        found = np.zeros(len(i))
+        order = np.argsort(i, kind="stable")
+        for pairs in np.split(order, np.flatnonzero(np.diff(np.asarray(i)[order])) + 1):
+            if not len(pairs):
+                continue
+            node = int(np.asarray(i)[pairs[0]])
+            own = self.entries(node, node + 1)
+            targets, at = np.unique(own.target, return_inverse=True)
+            rates = np.bincount(at, own.value * weights[own.step], minlength=len(targets))
+            place = np.minimum(np.searchsorted(targets, np.asarray(j)[pairs]), max(len(targets) - 1, 0))
+            if len(targets):
+                known = targets[place] == np.asarray(j)[pairs]
+                found[pairs] = np.where(known, rates[place], 0.0)
+        return found
+
+    def nodes_at_once(self, n_steps: int) -> int:
+        """Return how many nodes' vectors at so many steps are made at once."""
+        return max(1, BLOCK_BYTES // (8 * max(n_steps, 1) * self.rank))
+
+    def ranges(self, n_steps: int) -> Iterator[tuple[int, int]]:
+        """Yield ranges of nodes whose vectors at so many steps are made at once; blocks are not crossed."""
+        size = self.nodes_at_once(n_steps)
+        for first, last in pairwise(self.cuts):
+            for start in range(first, last, size):
+                yield start, min(start + size, last)
+
+    def _read(self, path: Path, start: int = 0, stop: int | None = None) -> NDArray[Any]:
+        try:
+            return read_array(path, start, stop)
+        except (FileNotFoundError, ValueError) as error:
+            raise self._damaged(path.name, error) from None
+
+    def _check(self, index: Ints, size: int, name: str) -> None:
+        if len(index) and (int(index.min()) < 0 or int(index.max()) >= size):
+            raise self._damaged(name, ValueError(f"a {name} of {int(index.max())}, of {size:,}"))
+
+    def _damaged(self, name: str, error: Exception) -> InputError:
+        return InputError(
+            f"run {self.folder.parent.name} is damaged",
+            got=f"compact/{name}: {str(error).partition(chr(10))[0] or type(error).__name__}",
+            remedy="Go back to a whole one with toffee rollback, or start a new chain with --fresh.",
+        )
+
+
+def compact_bytes(n_nodes: int, n_entries: int, n_steps: int, rank: int) -> int:
+    """Return how much storage the compact form takes."""
+    entry = 4 + (2 if n_steps <= 2**16 else 4) + np.dtype(index_dtype(n_nodes)).itemsize
+    return n_entries * entry + n_nodes * (8 + 4 * rank) + 8 * n_steps * (rank + 1)
