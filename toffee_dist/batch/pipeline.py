@@ -147,7 +147,7 @@ def resume_run(
         return resume_locked(run, where, progress, NO_CHAIN, limits)
 
 
-# What a run meant that was begun before there were these options, where their default now means another thing.
+# What a run meant that was begun before there were these options, where their default means something else.
 BEFORE_OPTIONS = {"trajectory_by": "als"}
 
 
