@@ -22,6 +22,7 @@ from toffee_dist import Toffee, load_run, models
 from toffee_dist.batch.pipeline import resume_run, start_run
 from toffee_dist.batch.plan import Shape, make_plan
 from toffee_dist.cluster import workers
+from toffee_dist.cluster.versions import versions
 from toffee_dist.errors import ConfigError, InputError, TooLargeError, UnfinishedError
 from toffee_dist.limits import Limits
 from toffee_dist.progress import Progress
@@ -373,6 +374,8 @@ def test_little_passes_through_the_client(
     [
         ({"blas_threads": 2, "cores": 2, "threads": 2}, "OPENBLAS_NUM_THREADS=1"),
         ({"versions": {"toffee_dist": "0.0.1"}}, r"toffee_dist of worker .*got 0\.0\.1"),
+        ({"versions": versions() | {"python": "3.9"}}, r"python of worker .*got 3\.9; allowed: 3\."),
+        ({"versions": versions() | {"dask": "2024.1.0"}}, r"dask of worker .*got 2024\.1\.0"),
         ({"problem": "[Errno 13] Permission denied"}, r"storage of worker .*Permission denied"),
         ({"file": ".elsewhere"}, "a file that it wrote is not seen here"),
     ],
