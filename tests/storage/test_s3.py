@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,32 @@ def test_the_bytes_of_a_local_folder(
     assert found.nodes.polars().collect().equals(same.nodes.polars().collect())
     assert found.nodes.arrow().equals(same.nodes.arrow())
     assert inspect_run(to_path(out))["files"] == inspect_run(tmp_path / "out")["files"]
+
+
+@pytest.mark.job
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_slices_in_blocks_and_requests_that_fail(
+    store: s3.Proxy, there: str, edges: Path, tmp_path: Path
+) -> None:
+    limits = replace(SMALL, block_work=5500)
+    options = {"outputs": ("embedding",), "max_iter": 1, "rank": 4}
+    local = start_run(job(edges, tmp_path / "local", **options), limits=limits)
+    seen: list[str] = []
+
+    def fault(method: str, path: str) -> str | None:
+        """Tell some requests for a block of a pass to come again."""
+        seen.extend([path] if "/passes-" in path else [])
+        return "503" if "/passes-" in path and len(seen) % 50 == 0 else None
+
+    with s3.use(store.port):
+        store.fault = fault
+        done = start_run(job(there, s3.unique("blocks"), **options), limits=limits)
+        store.fault = lambda method, path: None
+        found = digests(done.run.path)
+    assert done.passes == local.passes
+    assert len(seen) > 100
+    assert found == clusters.digests(local.run.path)
 
 
 @pytest.mark.job
