@@ -31,6 +31,7 @@ from toffee_dist.settings import (
     JobConfig,
     ModelSettings,
     RefreshSettings,
+    RivalSettings,
     RuntimeSettings,
     Settings,
     SolverSettings,
@@ -114,8 +115,8 @@ def test_every_option_is_declared_once() -> None:
         for one, other in combinations(owners, 2):
             if not issubclass(one, other) and not issubclass(other, one):
                 twice.add(name)
-    # An evaluation compares several models, in this process or in some of this machine; it has no cluster.
-    assert twice == {"model", "workers"}
+    # An evaluation compares several models.
+    assert twice == {"model"}
 
 
 @pytest.mark.parametrize("kind", [SolverSettings, FitSettings, EdgeSettings, JobConfig])
@@ -143,13 +144,12 @@ def test_settings_made_in_python_are_checked_like_those_of_a_file() -> None:
 
 
 def test_the_estimator_has_the_options_of_the_settings() -> None:
-    """Names and defaults; what a batch job says beyond them is which results to write, and of which model."""
+    """Names and defaults; a batch job says beyond them which results to write, and of which model."""
     given = inspect.signature(Toffee.__init__).parameters
     defaults = {name: parameter.default for name, parameter in given.items() if name != "self"}
     fields = ModelSettings.model_fields.items()
-    assert defaults == {
-        name: field.default for name, field in fields if name not in ("outputs", "model", "dense")
-    }
+    others = {"outputs", "model", "dense", *RivalSettings.model_fields}
+    assert defaults == {name: field.default for name, field in fields if name not in others}
 
 
 def test_every_setting_is_an_option_and_says_what_it_is() -> None:

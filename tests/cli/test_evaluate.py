@@ -113,12 +113,16 @@ def test_json_splits_and_grid(toffee: Toffee, edges: Path, tmp_path: Path) -> No
 
 @pytest.mark.job
 @pytest.mark.cluster
-def test_rescal_on_processes(toffee: Toffee, edges: Path, tmp_path: Path) -> None:
-    common = [str(edges), "--step", "1", "--seeds", "1", "--model", "rescal", "--rank", "4", "--json"]
+def test_models_on_processes(toffee: Toffee, edges: Path, tmp_path: Path) -> None:
+    models = "rescal,tne,ctdne,htne,hnip,toffee-paper"
+    common = [str(edges), "--step", "1", "--seeds", "1", "--models", models, "--rank", "4", "--json"]
+    common += ["--epochs", "2", "--features", "hadamard", "--max-iter", "5"]
     here = toffee(*common, "--out", str(tmp_path / "a"))
-    there = toffee(*common, "--out", str(tmp_path / "b"), "--workers", "2")
+    there = toffee(*common, "--out", str(tmp_path / "b"), "--workers", "2", "--cache", str(tmp_path / "kept"))
     marks = [[row["micro_f1"] for row in json.loads(text)["summary"]] for _, text, _ in (here, there)]
+    assert len(marks[0]) == 6
     assert marks[0] == marks[1]
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["cells", "fits"]
 
 
 @pytest.mark.parametrize(
@@ -135,6 +139,8 @@ def test_rescal_on_processes(toffee: Toffee, edges: Path, tmp_path: Path) -> Non
         (["--rank", "0"], 2, "rank: got 0"),
         (["--protocol", "none"], 2, "needs --future or --labels"),
         (["--nonsense"], 2, "No such option"),
+        (["--mode", "tcp://127.0.0.1:1"], 2, "Add --cache DIR"),
+        (["--models", "all", "--reduce", "last:3"], 2, "reduce of model"),
         (["--future", "55"], 3, "two periods"),
         (["--labels", "nowhere.csv"], 3, "cannot read labels"),
         (["--source", "nothing"], 2, "--source: got nothing"),

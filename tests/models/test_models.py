@@ -6,6 +6,7 @@ import json
 import pickle
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,14 +26,33 @@ from toffee_dist.batch.show_plan import describe_plan
 from toffee_dist.cluster.client import cluster
 from toffee_dist.cluster.mapping import runner
 from toffee_dist.errors import TooLargeError
+from toffee_dist.kernels.solvers import solve_slices
 from toffee_dist.models import MODELS, FitContext, find_model, fit, fit_staged, reductions
 from toffee_dist.models.rescal import RescalFit, iter_blocks, load_block, save_block, solve_rescal
-from toffee_dist.settings import MODEL_OUTPUTS, FitSettings, ModelName, ModelSettings, SolverSettings
+from toffee_dist.settings import (
+    MODEL_OUTPUTS,
+    FitSettings,
+    JobConfig,
+    ModelName,
+    ModelSettings,
+    SolverSettings,
+)
 from toffee_dist.storage.slices import MODEL, ZeroSlice
 from toffee_dist.storage.tensors import stage_tensor
 from toffee_dist.tasks import run_here
 
 VECTORS = [name for name, model in MODELS.items() if model.fit]
+
+NEIGHBOURHOODS = ["toffee-paper", "tne", "ctdne", "htne", "hnip"]
+
+
+def quick(model: str, **options: Any) -> FitSettings:
+    """Options with which a small graph is fitted at once, of several blocks where the model can."""
+    if MODELS[model].reduces:
+        options.setdefault("reduce", "sum+decay:50%")
+    return FitSettings(walks=3, walk_length=8, window=3, epochs=2, snapshots=3, **options)
+
+
 DOUBLE = SolverSettings(rank=3, reg_a=0.02, reg_r=0.05, precision="double", tol=1e-12, max_iter=12)
 
 
@@ -102,7 +122,8 @@ def test_workers_give_the_same_to_the_bit(
 ) -> None:
     monkeypatch.setattr("toffee_dist.models.rescal.BLOCK_BYTES", 3 * 4 * 16)
     tensor = random_tensor(2, 30, 12, 300)
-    options = FitSettings(rank=4, max_iter=5, reduce="sum+decay:50%")
+    monkeypatch.setattr("toffee_dist.models.ctdne.WALKS_PER_TASK", 20)
+    options = quick(model, rank=4, max_iter=5)
     here = fit(model, tensor, options)
     with cluster("threads", 2) as client:
         there = fit(model, tensor, options, runner(client), tmp_path)
@@ -117,7 +138,8 @@ def test_nothing_large_goes_through_the_scheduler(
     model: str, directed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("toffee_dist.models.rescal.BLOCK_BYTES", 2 * 4 * 64)
-    rank, n_nodes = 8, 8000
+    # The network of hnip has as many inputs as there are nodes.
+    rank, n_nodes = (8, 8000) if model != "hnip" else (32, 2000)
     stage_tensor(random_tensor(3, n_nodes, 6, 20_000, directed=directed), tmp_path / "tensor")
     largest = 0
 
@@ -128,7 +150,8 @@ def test_nothing_large_goes_through_the_scheduler(
             largest = max(largest, len(pickle.dumps(item)), len(pickle.dumps(result)))
             yield result
 
-    options = FitSettings(rank=rank, max_iter=2)
+    monkeypatch.setattr("toffee_dist.models.ctdne.WALKS_PER_TASK", 5000)
+    options = quick(model, rank=rank, max_iter=2, reduce="sum")
     fit_staged(model, FitContext(str(tmp_path / "tensor"), str(tmp_path / "fit"), options, weigh))
     assert 4 * n_nodes * rank > 200_000
     # A few arrays of r×r numbers, and names.
@@ -143,7 +166,8 @@ class KilledError(Exception):
 def test_a_fit_that_was_killed_goes_on(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toffee_dist.models.rescal.BLOCK_BYTES", 3 * 4 * 16)
     stage_tensor(random_tensor(2, 30, 12, 300), tmp_path / "tensor")
-    options = FitSettings(rank=4, max_iter=6, reduce="sum+decay:50%")
+    monkeypatch.setattr("toffee_dist.models.ctdne.WALKS_PER_TASK", 20)
+    options = quick(model, rank=4, max_iter=6)
     counts = {"done": 0, "allowed": 0}
 
     def counted(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
@@ -191,33 +215,38 @@ def test_what_a_fit_leaves(model: str, tmp_path: Path) -> None:
     found = context.read_embedding(report)
     zero = ZeroSlice(MODEL, "given")
     assert np.array_equal(zero.read_vectors(tmp_path / "fit", "source", 3, 9), found.source[3:9])
-    assert found.target is not None
-    assert np.array_equal(zero.read_vectors(tmp_path / "fit", "target"), found.target)
+    assert (found.target is not None) == MODELS[model].two_roles
+    wanted = found.source if found.target is None else found.target
+    assert np.array_equal(zero.read_vectors(tmp_path / "fit", "target"), wanted)
 
 
-@pytest.mark.parametrize("model", ["tsvd", "rescal"])
+@pytest.mark.parametrize("model", ["tsvd", "rescal", *NEIGHBOURHOODS])
 def test_the_plan_knows_other_models(model: str) -> None:
     shape = Shape(10**6, 365, 10**7, 2 * 10**7, directed=True, rows=10**8, exact=True)
     plan = make_plan(shape, ModelSettings(model=model, rank=128))
-    stages = {stage.name: stage for stage in plan.stages if stage.name.startswith(model)}
+    own = model.removeprefix("toffee-")
+    stages = {stage.name: stage for stage in plan.stages if stage.name.startswith(own)}
+    roles = 2 if MODELS[model].two_roles else 1
     assert "solve zero" not in {stage.name for stage in plan.stages}
-    assert f"\n{model}" in describe_plan(plan, 1, 1e9)
+    assert f"\n{own}" in describe_plan(plan, 1, 1e9)
     # At the least A or U and V once, and minutes.
-    assert max(stage.task_bytes for stage in stages.values()) > 2 * 4 * 10**6 * 128
+    assert max(stage.task_bytes for stage in stages.values()) > roles * 4 * 10**6 * 128
     assert sum(stage.seconds for stage in stages.values()) > 100
-    assert sum(stage.disk for stage in stages.values()) >= 2 * 4 * 10**6 * 128
-    with pytest.raises(TooLargeError, match=model):
+    assert sum(stage.disk for stage in stages.values()) >= roles * 4 * 10**6 * 128
+    with pytest.raises(TooLargeError, match=own):
         plan.check_memory(2**31, 1, "a worker")
     spectrum = make_plan(shape, ModelSettings(model=model, outputs=("spectrum",)))
-    assert not [stage for stage in spectrum.stages if stage.name.startswith(model)]
+    assert not [stage for stage in spectrum.stages if stage.name.startswith(own)]
 
 
 @pytest.mark.slow
 @pytest.mark.cluster
-@pytest.mark.parametrize("model", ["tsvd", "rescal"])
+@pytest.mark.parametrize("model", ["tsvd", "rescal", *NEIGHBOURHOODS])
 def test_peak_of_another_model_is_below_the_projection(model: str, tmp_path: Path) -> None:
-    edges = write_edges(tmp_path / "edges.parquet", nodes=20_000, events=400_000, days=60)
-    options = {"model": model, "rank": 48, "max_iter": 3, "outputs": ("embedding",)}
+    # The reconstruction of hnip is for graphs whose n×n fits the time: its network has n inputs.
+    nodes = 4_000 if model == "hnip" else 20_000
+    edges = write_edges(tmp_path / "edges.parquet", nodes=nodes, events=20 * nodes, days=60)
+    options = {"model": model, "rank": 48, "max_iter": 3, "epochs": 2, "outputs": ("embedding",)}
     config = job(edges, tmp_path / "out", mode="processes", workers=1, **options)
     with watching() as peaks:
         outcome = start_run(config)
@@ -309,13 +338,14 @@ def test_oversampling_helps_the_roles_of_a_directed_graph() -> None:
 )
 def test_vectors_of_any_graph(graph: Events, model: str, rank: int, reduce: str) -> None:
     tensor = graph.tensor()
-    options = FitSettings(rank=rank, reduce=reduce, max_iter=5)
+    reduce = reduce if MODELS[model].reduces else "sum"
+    options = quick(model, rank=rank, reduce=reduce, max_iter=5)
     found = fit(model, tensor, options)
     blocks = reduce.count("+") + 1
     assert found.source.shape == (tensor.n_nodes, blocks * rank)
     assert found.source.dtype == np.float32
     assert np.isfinite(found.source).all()
-    assert (found.target is not None) == tensor.directed
+    assert (found.target is not None) == (tensor.directed and MODELS[model].two_roles)
     assert found.source.tobytes() == fit(model, tensor, options).source.tobytes()
 
 
@@ -353,8 +383,22 @@ def test_reductions_by_share() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: find_model("gcn"), "allowed: toffee, toffee-, tsvd, rescal, memory, degree"),
-        (lambda: fit("memory", random_tensor(0, 3, 1, 3)), "allowed: toffee, toffee-, tsvd, rescal"),
+        (
+            lambda: find_model("gcn"),
+            "allowed: toffee, toffee-, toffee-paper, tsvd, rescal, tne, ctdne, htne, hnip, memory, degree",
+        ),
+        (
+            lambda: fit("memory", random_tensor(0, 3, 1, 3)),
+            "allowed: toffee, toffee-, toffee-paper, tsvd, rescal",
+        ),
+        (
+            lambda: fit("htne", random_tensor(0, 3, 1, 3), FitSettings(reduce="last:1")),
+            "reduce of model htne",
+        ),
+        (lambda: FitSettings(walks=0), "walks"),
+        (lambda: FitSettings(walk_length=1), "walk_length"),
+        (lambda: FitSettings(walk_decay=-1.0), "walk_decay"),
+        (lambda: FitSettings(kernel="flat"), "decaying, growing"),
         (lambda: FitSettings(rank=0), "rank"),
         (lambda: FitSettings(gauge="raw"), "canonical, none"),
         (lambda: FitSettings(oversample=0), "oversample"),
@@ -365,3 +409,47 @@ def test_reductions_by_share() -> None:
 def test_errors_say_what_is_allowed(call: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         call()
+
+
+@given(events(), st.integers(1, 5))
+def test_the_paper_to_the_letter(graph: Events, rank: int) -> None:
+    """Eq. 5 by circular convolution of the inverse transforms, all in loops."""
+    tensor = graph.tensor(entry="count", pair_weight="raw")
+    options = FitSettings(rank=rank, precision="double", max_iter=5)
+    found = fit("toffee-paper", tensor, options)
+    solver = SolverSettings(rank=rank, precision="double", max_iter=5, solver="als")
+    slices = {f.k: f for f in solve_slices(tensor, range(tensor.n_steps // 2 + 1), solver)}
+    T = tensor.n_steps
+    A, R = np.zeros((tensor.n_nodes, rank, T)), np.zeros((rank, rank, T))
+    for t, k in product(range(T), range(T)):
+        factors = slices[min(k, T - k)]
+        wave = np.exp(2j * np.pi * k * t / T) / T
+        for out, hat in ((A, factors.A), (R, factors.R)):
+            out[:, :, t] += ((hat if k <= T // 2 else hat.conj()) * wave).real
+    expected = naive.tproduct(A, R).sum(axis=2)
+    np.testing.assert_allclose(found.source, expected, rtol=2e-6, atol=1e-6 * np.abs(expected).max(initial=1))
+    # A sum over time is the zero frequency (fact 1).
+    np.testing.assert_allclose(
+        expected, (slices[0].A @ slices[0].R).real, atol=1e-9 * (1 + np.abs(expected).max(initial=0))
+    )
+
+
+def test_the_estimator_of_the_paper_is_its_model() -> None:
+    tensor = random_tensor(7, 20, 6, 100, entry="count", pair_weight="raw")
+    found = fit("toffee-paper", tensor, FitSettings(rank=4))
+    np.testing.assert_allclose(Toffee.paper(4).fit(tensor).embedding_, found.source, atol=1e-4)
+
+
+def test_the_preset_of_the_paper() -> None:
+    config = JobConfig(preset="paper", rank=7)
+    assert (config.model, config.entry, config.pair_weight, config.gauge) == (
+        "toffee-paper",
+        "count",
+        "raw",
+        "none",
+    )
+    assert JobConfig(preset="paper", pair_weight="log").pair_weight == "log"
+    assert JobConfig().model == "toffee"
+    assert config.changed(rank=8).entry == "count"
+    with pytest.raises(ConfigError, match=r"preset.*paper"):
+        JobConfig(preset="thesis")

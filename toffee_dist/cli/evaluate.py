@@ -16,7 +16,7 @@ from toffee_dist.evaluation.report import describe_cells, describe_in_time, desc
 
 @click.command("evaluate", short_help="Are the vectors any good on this graph?", cls=GroupedCommand)
 @inputs_argument
-@config_options(EvaluateSettings, without=("known", "bound"))
+@config_options(EvaluateSettings, without=("known", "bound", "memory"))
 @json_option
 def evaluate_command(inputs: tuple[str, ...], config: str | None, as_json: bool, **options: Any) -> None:
     """Compare embeddings with simple things, on your graph.

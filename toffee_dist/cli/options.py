@@ -15,7 +15,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # Groups of the help, in order. What no setting declares, and what is required, comes before them.
 FIRST = "Options"
-GROUPS = ("Input", "Time", "Model", "Evaluation", "Refresh", "Output", "Cluster")
+GROUPS = ("Input", "Time", "Model", "Other models", "Evaluation", "Refresh", "Output", "Cluster")
+
+# Other names of options of several words.
+ALIASES = {"model": ("models",)}
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON line.")
 inputs_argument = click.argument("inputs", nargs=-1, metavar="INPUT...")
@@ -90,7 +93,11 @@ def _option(name: str, field: Any, *, required: bool = False) -> Callable[[F], F
         settings["metavar"] = field.json_schema_extra["metavar"] or "TEXT"
     words += [f"[default: {default}]"] if (default := _show(field.default)) else []
     words += ["[required]"] if required else []
-    return click.option(flag, name, cls=GroupedOption, help="  ".join(words), **settings)
+    flags = [
+        flag,
+        *(f"--{other}" for other in ALIASES.get(name, ()) if kind is not bool and settings.get("multiple")),
+    ]
+    return click.option(*flags, name, cls=GroupedOption, help="  ".join(words), **settings)
 
 
 def _show(default: object) -> str:

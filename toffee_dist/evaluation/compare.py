@@ -14,19 +14,37 @@ from typing import Any, get_args
 
 import numpy as np
 
+from toffee_dist import __version__
 from toffee_dist.errors import ConfigError
 from toffee_dist.evaluation.classify import Classifier, Marks, check_classifier, mark
 from toffee_dist.evaluation.events import Events, Past
 from toffee_dist.evaluation.features import OPERATORS, Features, check_features, pair_features
+from toffee_dist.evaluation.kept import Kept, Progress, Usage, digest, measured
 from toffee_dist.evaluation.protocols import Examples, Protocol, Split, Splits, check_protocol
-from toffee_dist.models import FitContext, ModelEmbedding, find_model, fit_staged
-from toffee_dist.settings import Entry, FitSettings, PairWeight
+from toffee_dist.models import FitContext, ModelEmbedding, check_reduce, find_model, fit_staged
+from toffee_dist.settings import Entry, FitSettings, PairWeight, RivalSettings
 from toffee_dist.storage.files import remove_tree
 from toffee_dist.storage.tensors import stage_tensor
 from toffee_dist.tasks import RunTasks, Say, run_here
 
 # What --grid may search, and how a word of it is read.
-GRID = {"rank": int, "reg": float, "entry": str, "pair_weight": str, "reduce": str}
+GRID = {
+    "rank": int,
+    "reg": float,
+    "entry": str,
+    "pair_weight": str,
+    "reduce": str,
+    "walks": int,
+    "window": int,
+    "shortest_walk": int,
+    "walk_decay": float,
+    "negatives": int,
+    "epochs": int,
+    "learning_rate": float,
+    "history": int,
+    "snapshots": int,
+    "smoothness": float,
+}
 SCORE = "score"
 
 
@@ -69,6 +87,8 @@ class EvaluateConfig:
                     allowed="protocol in-time",
                     remedy="It has a vector per step, and none for the whole time.",
                 )
+            if self.protocols and model.fit is not None:
+                check_reduce(model, self.options.reduce)
         for features in self.features:
             check_features(features)
         check_classifier(self.classifier)
@@ -99,6 +119,7 @@ class Cell:
     average_precision: float
     fresh_f1: float
     fit_seconds: float
+    fit_mib: float
     seconds: float
     settings: str
 
@@ -112,16 +133,25 @@ class Fits:
         The links to learn from.
     run, work
         Where the tasks of the fits run, and a folder that all of them see; by default a temporary one.
+    kept
+        Where fits are kept for another evaluation.
     """
 
-    def __init__(self, learning: Events, run: RunTasks = run_here, work: Path | None = None) -> None:
-        self._learning, self._run = learning, run
+    def __init__(
+        self,
+        learning: Events,
+        run: RunTasks = run_here,
+        work: Path | None = None,
+        kept: Kept | None = None,
+    ) -> None:
+        self._learning, self._run, self._kept = learning, run, kept or Kept(None)
+        self._graph = "" if kept is None else identify(learning)
         self._folder = (work or Path(tempfile.gettempdir())) / f"toffee-{uuid.uuid4().hex[:12]}"
         self._folder.mkdir(mode=0o700)
         # Gone with this object.
         weakref.finalize(self, remove_tree, self._folder)
         self._pasts: dict[tuple[str, str], Past] = {}
-        self._fitted: dict[tuple[object, ...], tuple[ModelEmbedding, float]] = {}
+        self._fitted: dict[tuple[object, ...], tuple[ModelEmbedding, Usage]] = {}
         self.count = 0
 
     def past(self, entry: str, pair_weight: str) -> Past:
@@ -133,18 +163,25 @@ class Fits:
 
     def embedding(
         self, model: str, options: FitSettings, entry: str, pair_weight: str
-    ) -> tuple[ModelEmbedding, float]:
-        """Return the vectors of all nodes of the graph (zero for those not met yet), and the CPU seconds."""
+    ) -> tuple[ModelEmbedding, Usage]:
+        """Return the vectors of all nodes of the graph (zero for those not met yet), and what they took."""
         key = (model, options, entry, pair_weight)
         if key not in self._fitted:
             past = self.past(entry, pair_weight)
-            tensor, folder = self._stage(entry, pair_weight), self._folder / f"fit-{self.count}"
-            began = time.process_time()
+            tensor = self._stage(entry, pair_weight)
+            name = digest(__version__, self._graph, model, options.model_dump_json(), entry, pair_weight)
+            kept = self._kept.fit_folder(name)
+            folder = kept or self._folder / f"fit-{self.count}"
             context = FitContext(str(tensor), str(folder), options, self._run)
-            found = context.read_embedding(fit_staged(model, context))
-            seconds = time.process_time() - began
-            remove_tree(folder)
-            self._fitted[key] = found.spread(past.nodes, self._learning.n_nodes), seconds
+            with measured() as usage:
+                report = fit_staged(model, context)
+            found = context.read_embedding(report)
+            if kept is None:
+                remove_tree(folder)
+            before = self._kept.usage(name)
+            if before is None:
+                self._kept.write_usage(name, usage)
+            self._fitted[key] = found.spread(past.nodes, self._learning.n_nodes), before or usage
             self.count += 1
         return self._fitted[key]
 
@@ -185,10 +222,32 @@ class Settings:
             values |= {"reg_a": reg, "reg_r": reg}
         return replace(self, options=self.options.changed(**values), **own)
 
+    def of(self, model: str) -> Settings:
+        """Return it with the weights that are part of a model."""
+        own = find_model(model).weights
+        return self if own is None else replace(self, entry=own[0], pair_weight=own[1])
+
+    def identity(self) -> str:
+        """Return all of it as text."""
+        return f"{self.options.model_dump_json()} {self.entry} {self.pair_weight}"
+
     def __str__(self) -> str:
-        names = ("rank", "reg_a", "reduce", "gauge", "oversample")
+        names = ["rank", "reg_a", "reduce", "gauge", "oversample"]
+        # Of the options of single models, those that differ from the defaults.
+        changed = [
+            name
+            for name, field in RivalSettings.model_fields.items()
+            if getattr(self.options, name) != field.default
+        ]
+        names += changed
         parts = [f"{name.removesuffix('_a')}={getattr(self.options, name)}" for name in names]
         return " ".join([*parts, f"entry={self.entry}", f"pair_weight={self.pair_weight}"])
+
+
+def identify(events: Events) -> str:
+    """Return a name for a graph as it is read: its rows, their weights, and the steps."""
+    weight = b"" if events.weight is None else np.ascontiguousarray(events.weight).tobytes()
+    return digest(events.fingerprint(), weight, events.step, events.since, events.scale)
 
 
 def evaluate(
@@ -198,6 +257,7 @@ def evaluate(
     splits: Path | None = None,
     run: RunTasks = run_here,
     work: Path | None = None,
+    cache: Path | None = None,
     say: Say = lambda line: None,
 ) -> list[Cell]:
     """Compare models on one graph.
@@ -213,6 +273,9 @@ def evaluate(
         evaluations exactly comparable.
     run, work
         Where the tasks of the fits run, and a folder that all of them see; by default a temporary one.
+    cache
+        A folder for fits and cells: those that are there are not made again, so that an evaluation that was
+        interrupted goes on. None keeps nothing.
     say
         Is told what is going on.
 
@@ -222,6 +285,7 @@ def evaluate(
         With a grid, those of the validation part too, marked by ``part``.
     """
     base = Settings(config.options, events.entry, events.pair_weight)
+    kept = Kept(cache)
     if "sum" in config.grid.get("entry", ()) and events.entry != "sum":
         raise ConfigError(
             "grid of entry",
@@ -229,27 +293,26 @@ def evaluate(
             allowed="sum where the edges are read with it",
             remedy="Add --entry sum.",
         )
-    chosen = dict.fromkeys(config.models, base)
+    chosen = {model: base.of(model) for model in config.models}
     cells: list[Cell] = []
     if config.grid:
         names = list(config.grid)
         points = [dict(zip(names, values, strict=True)) for values in product(*config.grid.values())]
-        candidates = [base.moved(point) for point in points]
+        candidates = {model: [base.of(model).moved(point) for point in points] for model in config.models}
         past = Split.validation(len(events))
         # The validation part knows nothing of what comes after it, not even which pairs never link.
         known = events.head(past.end)
-        cells = _run_part(
-            "validation", known, past, config, dict.fromkeys(config.models, candidates), None, run, work
-        )
+        cells = _run_part("validation", known, past, config, candidates, None, run, work, kept, say)
         for model in config.models:
             marks = {
                 str(point): _merit([c for c in cells if (c.model, c.settings) == (model, str(point))])
-                for point in candidates
+                for point in candidates[model]
             }
-            chosen[model] = max(candidates, key=lambda point: marks[str(point)])
+            chosen[model] = max(candidates[model], key=lambda point: marks[str(point)])
             say(f"{model}: chosen on the validation part: {chosen[model]} ({marks[str(chosen[model])]:.4f})")
     wanted = {model: [chosen[model]] for model in config.models}
-    return cells + _run_part("test", events, Split.test(len(events)), config, wanted, splits, run, work)
+    test = Split.test(len(events))
+    return cells + _run_part("test", events, test, config, wanted, splits, run, work, kept, say)
 
 
 def _merit(cells: Sequence[Cell]) -> float:
@@ -272,16 +335,38 @@ def _run_part(
     folder: Path | None,
     run: RunTasks,
     work: Path | None,
+    kept: Kept,
+    say: Say,
 ) -> list[Cell]:
-    fits = Fits(events.head(split.learn), run, work)
+    fits = Fits(events.head(split.learn), run, work, kept if kept.folder else None)
     splits = Splits(events, split, folder)
-    cells = []
+    graph = digest(__version__, identify(events), split, part, config.classifier) if kept.folder else ""
     seeds = range(config.first_seed, config.first_seed + config.seeds)
-    for protocol, seed in product(map(check_protocol, config.protocols), seeds):
-        examples = splits.examples(protocol, seed)
-        for model in config.models:
-            for settings in wanted[model]:
-                cells += _mark_model(part, protocol, seed, model, settings, examples, fits, config)
+    asked = [
+        (protocol, seed, model, settings, spec)
+        for protocol, seed in product(map(check_protocol, config.protocols), seeds)
+        for model in config.models
+        for settings in wanted[model]
+        for spec in (config.features if find_model(model).fit else (SCORE,))
+    ]
+    progress = Progress(len(asked), say)
+    cells = []
+    for protocol, seed, model, settings, spec in asked:
+        name = digest(graph, protocol, seed, model, settings.identity(), spec)
+        there = kept.has_cell(name)
+
+        def make(
+            protocol: Protocol = protocol,
+            seed: int = seed,
+            model: str = model,
+            settings: Settings = settings,
+            spec: str = spec,
+        ) -> dict[str, Any]:
+            examples = splits.examples(protocol, seed)
+            return asdict(_mark_model(part, protocol, seed, model, settings, spec, examples, fits, config))
+
+        cells.append(Cell(**kept.cell(name, make)))
+        progress.step(was_there=there, what=f"{part}, {model}, seed {seed}")
     return cells
 
 
@@ -291,30 +376,30 @@ def _mark_model(
     seed: int,
     model: str,
     settings: Settings,
+    spec: str,
     examples: Examples,
     fits: Fits,
     config: EvaluateConfig,
-) -> list[Cell]:
+) -> Cell:
     weights = (settings.entry, settings.pair_weight)
-    cells = []
     classifier: Classifier = check_classifier(config.classifier)
-    specs = config.features if find_model(model).fit else (SCORE,)
-    for spec in specs:
-        fit_seconds = 0.0
-        if spec == SCORE:
-            scores = fits.score(model, examples.source, examples.target, *weights)
-            features = Features(scores[:, None], np.empty((len(scores), 0)))
-            began = time.process_time()
-        else:
-            embedding, fit_seconds = fits.embedding(model, settings.options, *weights)
-            began = time.process_time()
-            features = pair_features(embedding, examples.source, examples.target, spec)
-        # A control is one number: trees could only overfit it.
-        marks: Marks = mark(features, examples, "logistic" if spec == SCORE else classifier, seed)
-        seconds = time.process_time() - began
-        used = "logistic" if spec == SCORE else classifier
-        named = (part, protocol, model, spec, used, seed)
-        cells.append(
-            Cell(*named, **asdict(marks), fit_seconds=fit_seconds, seconds=seconds, settings=str(settings))
-        )
-    return cells
+    usage = Usage(mib=0.0)
+    if spec == SCORE:
+        scores = fits.score(model, examples.source, examples.target, *weights)
+        features = Features(scores[:, None], np.empty((len(scores), 0)))
+        began = time.process_time()
+    else:
+        embedding, usage = fits.embedding(model, settings.options, *weights)
+        began = time.process_time()
+        features = pair_features(embedding, examples.source, examples.target, spec)
+    # A control is one number: trees could only overfit it.
+    used: Classifier = "logistic" if spec == SCORE else classifier
+    marks: Marks = mark(features, examples, used, seed)
+    return Cell(
+        *(part, protocol, model, spec, used, seed),
+        **asdict(marks),
+        fit_seconds=usage.seconds,
+        fit_mib=usage.mib,
+        seconds=time.process_time() - began,
+        settings=str(settings),
+    )

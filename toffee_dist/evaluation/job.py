@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import polars as pl
 from pydantic import Field
 
+from toffee_dist.cluster.client import check_mode
 from toffee_dist.errors import ConfigError
 from toffee_dist.evaluation.classify import Classifier
 from toffee_dist.evaluation.compare import GRID, Cell, EvaluateConfig, evaluate
@@ -20,7 +21,15 @@ from toffee_dist.evaluation.in_time import MODELS_IN_TIME, InTimeCell, ask_in_ti
 from toffee_dist.evaluation.report import to_frame, write_results
 from toffee_dist.evaluation.steps import FutureConfig, StepCell, future_links, label_steps, read_labels
 from toffee_dist.models import MODELS
-from toffee_dist.settings import EdgeSettings, FitSettings, OutSettings, Several, Split, shown
+from toffee_dist.settings import (
+    EdgeSettings,
+    FitSettings,
+    OutSettings,
+    RuntimeSettings,
+    Several,
+    Split,
+    shown,
+)
 from toffee_dist.storage.files import check_parent, check_writable, move_tree, scratch
 from toffee_dist.storage.paths import as_remote, to_path
 from toffee_dist.tasks import RunTasks, Say, run_here
@@ -47,8 +56,10 @@ class EvaluateJob:
         A file of labels; None compares none.
     in_time
         Models that are asked about hidden entries of single steps; none: nothing is asked.
-    workers
-        Processes for the tasks of the fits; None runs all in this process.
+    where
+        Where the tasks of the fits run; by default all in this process.
+    cache
+        Where fits and cells are kept, so that an evaluation that was interrupted goes on; None keeps nothing.
     """
 
     edges: EdgeSettings
@@ -58,7 +69,8 @@ class EvaluateJob:
     future: FutureConfig | None = None
     labels: Path | None = None
     in_time: tuple[str, ...] = ()
-    workers: int | None = None
+    where: RuntimeSettings = field(default_factory=RuntimeSettings)
+    cache: Path | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +98,8 @@ def run_job(job: EvaluateJob, say: Say = lambda line: None) -> Evaluated:
         )
     if job.splits is not None:
         check_parent(job.splits, "--splits")
+    if job.cache is not None:
+        check_parent(job.cache, "--cache")
     events = read_events(job.edges, say=say)
     labels = None if job.labels is None else read_labels(job.labels, events)
     check_writable(out.parent if as_remote(out) is None else out)
@@ -93,9 +107,9 @@ def run_job(job: EvaluateJob, say: Say = lambda line: None) -> Evaluated:
     beside = out.parent if as_remote(out) is None else Path(tempfile.gettempdir())
     with scratch(beside, f".{out.name}.") as stage:
         folder = job.splits or stage / "splits"
-        with _workers(job.workers) as (run, work):
+        with _workers(job) as (run, work):
             found = (
-                evaluate(events, job.config, splits=folder, run=run, work=work, say=say)
+                evaluate(events, job.config, splits=folder, run=run, work=work, cache=job.cache, say=say)
                 if job.config.protocols
                 else []
             )
@@ -126,17 +140,26 @@ def run_job(job: EvaluateJob, say: Say = lambda line: None) -> Evaluated:
 
 
 @contextmanager
-def _workers(count: int | None) -> Iterator[tuple[RunTasks, Path | None]]:
+def _workers(job: EvaluateJob) -> Iterator[tuple[RunTasks, Path | None]]:
     """Give where tasks run, and the folder through which large arrays travel."""
-    if count is None:
+    where = job.where
+    if where.mode == "auto" and where.workers is None:
         yield run_here, None
         return
     # Saves start-up time.
-    from toffee_dist.cluster.client import cluster
+    from toffee_dist.cluster.client import open_cluster
     from toffee_dist.cluster.mapping import runner
 
-    with tempfile.TemporaryDirectory(prefix="toffee-") as work, cluster("processes", count) as client:
-        yield runner(client), Path(work)
+    mode = "processes" if where.mode == "auto" else where.mode
+    with ExitStack() as stack:
+        if job.cache is not None:
+            # Seen by the workers of a running cluster too, if the user has chosen well.
+            job.cache.mkdir(parents=True, exist_ok=True)
+            work = stack.enter_context(scratch(job.cache.absolute(), "work-", mode=0o700))
+        else:
+            work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="toffee-")))
+        client = stack.enter_context(open_cluster(where.changed(mode=mode)))
+        yield runner(client, wait=where.wait, stall=where.stall), work
 
 
 def parse_grid(words: Sequence[str]) -> dict[str, list[Any]]:
@@ -167,9 +190,13 @@ _DEFAULT = EvaluateConfig()
 _GROUP = shown("Evaluation")
 Protocol = Literal["link-paper", "link-new", "link-hard", "in-time", "none"]
 IN_TIME = "in-time"
+# What `--model all` stands for.
+ALL = "all"
+ALL_MODELS = tuple(name for name, model in MODELS.items() if model.fit or model.score)
+ALL_IN_TIME = tuple(name for name, model in MODELS.items() if model.fit_in_time or name == "pair-count")
 
 
-class EvaluateSettings(EdgeSettings, FitSettings, OutSettings):
+class EvaluateSettings(EdgeSettings, FitSettings, RuntimeSettings, OutSettings):
     """Options of `toffee evaluate`, and keys of its TOML file."""
 
     protocol: Annotated[tuple[Protocol, ...], Split] = Field(
@@ -180,7 +207,8 @@ class EvaluateSettings(EdgeSettings, FitSettings, OutSettings):
     )
     model: Annotated[tuple[str, ...], Split] = Field(
         (),
-        description=f"Which models to compare: {', '.join(MODELS)} (default: those that suit the protocol).",
+        description=f"Which models to compare: {', '.join(MODELS)}; all: every one that suits the protocol "
+        "(default: the quick ones).",
         json_schema_extra=_GROUP,
     )
     features: Annotated[tuple[str, ...], Split] = Field(
@@ -223,22 +251,31 @@ class EvaluateSettings(EdgeSettings, FitSettings, OutSettings):
     period: int = Field(
         7, ge=2, description="Length of the rhythm of --future, in steps.", json_schema_extra=_GROUP
     )
+    cache: str | None = Field(
+        None,
+        description="Folder that keeps fits and scores: what is there is not computed again, so that an "
+        "evaluation that was interrupted goes on.",
+        json_schema_extra=shown("Evaluation", "DIR"),
+    )
     labels: str | None = Field(
         None,
         description="Parquet or CSV file with node, label and perhaps step, to compare with.",
         json_schema_extra=shown("Evaluation", "FILE"),
     )
-    workers: int | None = Field(
-        None,
-        ge=1,
-        description="Number of processes for rescal (default: this one).",
+    mode: str = Field(
+        "auto",
+        description="Where the fits run: auto (this process, or --workers of them), threads, processes, or a "
+        "running cluster that sees --cache: tcp://host:port, tls://host:port.",
         json_schema_extra=shown("Cluster"),
     )
 
     def job(self) -> EvaluateJob:
         """Return what `run_job` takes, all of it checked."""
         protocols = tuple(name for name in self.protocol if name not in ("none", IN_TIME))
-        in_time = (self.model or MODELS_IN_TIME) if IN_TIME in self.protocol else ()
+        wanted = ALL_MODELS if ALL in self.model else self.model
+        in_time: tuple[str, ...] = ()
+        if IN_TIME in self.protocol:
+            in_time = ALL_IN_TIME if ALL in self.model else self.model or MODELS_IN_TIME
         check_models(in_time)
         if not protocols and not in_time and self.future is None and self.labels is None:
             raise ConfigError("protocol none", got="nothing else", allowed="it needs --future or --labels")
@@ -246,12 +283,20 @@ class EvaluateSettings(EdgeSettings, FitSettings, OutSettings):
             raise ConfigError(
                 "out", got="nothing", allowed="a folder for the result", remedy="Add --out DIR."
             )
+        check_mode(self.mode)
+        if "://" in self.mode and self.cache is None:
+            raise ConfigError(
+                "mode",
+                got=f"{self.mode} without --cache",
+                allowed="a folder through which large arrays travel",
+                remedy="Add --cache DIR, on storage that every worker sees.",
+            )
         options = self.only(FitSettings)
         if self.reg is not None:
             options = options.changed(reg_a=self.reg, reg_r=self.reg)
         config = EvaluateConfig(
             protocols,
-            models=self.model or _DEFAULT.models,
+            models=wanted or _DEFAULT.models,
             features=self.features,
             classifier=self.classifier,
             seeds=self.seeds,
@@ -267,5 +312,6 @@ class EvaluateSettings(EdgeSettings, FitSettings, OutSettings):
             future=None if self.future is None else FutureConfig(self.future, self.period),
             labels=None if self.labels is None else Path(self.labels),
             in_time=in_time,
-            workers=self.workers,
+            where=self.only(RuntimeSettings),
+            cache=None if self.cache is None else Path(self.cache),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def to_frame(cells: Sequence[AnyCell], kind: type[AnyCell]) -> pl.DataFrame:
 def summarise(cells: pl.DataFrame) -> pl.DataFrame:
     """Return mean and standard deviation over the seeds, a row a protocol, model and features."""
     names = ["part", "protocol", "model", "settings", "features", "classifier"]
-    means = [pl.col(name).mean() for name in (*MARKS, "fit_seconds", "seconds")]
+    means = [pl.col(name).mean() for name in (*MARKS, "fit_seconds", "fit_mib", "seconds")]
     deviations = [pl.col(name).std().fill_null(0.0).alias(f"{name}_sd") for name in MARKS]
     return cells.group_by(names, maintain_order=True).agg(*means, *deviations, pl.len().alias("seeds"))
 
@@ -81,9 +82,10 @@ def describe_cells(cells: pl.DataFrame) -> str:
             top = best[model]
             marks = [f"{found[spec]['micro_f1']:.4f}" if spec in found else "-" for spec in specs]
             rest = [f"{top['micro_f1']:.4f} ± {top['micro_f1_sd']:.4f}", top["features"]]
-            rest += [f"{top[name]:.4f}" for name in MARKS[1:]] + [f"{top['fit_seconds']:.2f}"]
+            rest += [f"{top[name]:.4f}" for name in MARKS[1:]]
+            rest += [f"{top['fit_seconds']:.2f}", f"{top['fit_mib']:.0f}"]
             rows.append([model, *marks, *rest])
-        header = ["model", *specs, "best", "by", "AUC", "AP", "fresh pairs", "fit, s"]
+        header = ["model", *specs, "best", "by", "AUC", "AP", "fresh pairs", "fit, s", "fit, MiB"]
         seeds = int(own["seeds"].max())  # type: ignore[arg-type]
         used = ", ".join(name for name in own["classifier"].unique(maintain_order=True))
         title = f"{protocol}: Micro-F1 ({used}), mean of {seeds} seeds; AUC, AP and fresh pairs of the best"
@@ -172,7 +174,10 @@ def write_page(path: Path, graphs: Mapping[str, pl.DataFrame], steps: pl.DataFra
             "Micro-F1 is the share of pairs that are rightly called linked or not, with the best features of "
             "each model; then the same against the time that the model took to fit (the paper's Fig. 2)."
         )
-        sections.append(Section(protocol, says, plots=(_bars(own), _against_time(own))))
+        tables = "".join(
+            _operator_table(name, t.filter(pl.col("protocol") == protocol)) for name, t in summaries.items()
+        )
+        sections.append(Section(protocol, says, html=tables, plots=(_bars(own), _against_time(own))))
     if steps is not None and not steps.is_empty():
         for question in steps["question"].unique(maintain_order=True):
             label = "average precision" if question == "future" else "adjusted Rand index"
@@ -180,6 +185,33 @@ def write_page(path: Path, graphs: Mapping[str, pl.DataFrame], steps: pl.DataFra
             says = f"How well each method does at every step: {label}, 1 is perfect."
             sections.append(Section(question, says, plots=(_by_step(own_steps, label),)))
     path.write_text(render("toffee evaluate", ", ".join(graphs), sections), encoding="utf-8")
+
+
+def _operator_table(name: str, summary: pl.DataFrame) -> str:
+    """Return Micro-F1 ± deviation of every model by its features, and what a fit took, as HTML."""
+    specs = [spec for spec in summary["features"].unique(maintain_order=True) if spec != "score"]
+    header = [
+        "model",
+        *specs,
+        *(["score"] if "score" in summary["features"] else []),
+        "fit, CPU s",
+        "fit, MiB",
+    ]
+    best = {row["model"]: row["features"] for row in best_features(summary).iter_rows(named=True)}
+    rows = []
+    for model in summary["model"].unique(maintain_order=True):
+        found = {r["features"]: r for r in summary.filter(pl.col("model") == model).iter_rows(named=True)}
+        cells = [f"<th>{escape(model)}</th>"]
+        for spec in header[1:-2]:
+            row = found.get(spec)
+            text = "" if row is None else f"{row['micro_f1']:.4f} ± {row['micro_f1_sd']:.4f}"
+            cells.append(f"<td><b>{text}</b></td>" if spec == best[model] else f"<td>{text}</td>")
+        any_row = next(iter(found.values()))
+        fitted = "score" not in found
+        took = [f"{any_row['fit_seconds']:.2f}", f"{any_row['fit_mib']:.0f}"] if fitted else ["", ""]
+        rows.append("<tr>" + "".join(cells) + "".join(f"<td>{text}</td>" for text in took) + "</tr>")
+    head = "".join(f"<th>{escape(word)}</th>" for word in header)
+    return f"<table><caption>{escape(name)}</caption><tr>{head}</tr>{''.join(rows)}</table>"
 
 
 def _palette(count: int) -> list[str]:

@@ -1,8 +1,9 @@
 """Models of a temporal graph behind one interface: a staged tensor and options in, vectors on storage out.
 
-`toffee`, `toffee-`, `tsvd` and `rescal` give vectors; `memory`, `degree` and `pair-count` are controls that
-only score pairs: a model that is no better than them has learnt nothing that counting would not tell. Models
-in time (`in_time.py`) give a vector per node and step.
+The eight systems of the paper give vectors: `toffee`, `toffee-`, `tsvd`, `rescal`, `tne`, `ctdne`, `htne` and
+`hnip`; `toffee-paper` is the first as the paper computes it. `memory`, `degree` and `pair-count` are controls
+that only score pairs: a model that is no better than them has learnt nothing that counting would not tell.
+Models in time (`in_time.py`) give a vector per node and step.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from toffee_dist.models.base import (
     reductions,
 )
 from toffee_dist.models.controls import degree, memory
+from toffee_dist.models.ctdne import ctdne_costs, fit_ctdne
+from toffee_dist.models.hnip import fit_hnip, hnip_costs
+from toffee_dist.models.htne import fit_htne, htne_costs
 from toffee_dist.models.in_time import (
     fit_als,
     fit_filter,
@@ -29,7 +33,10 @@ from toffee_dist.models.in_time import (
     fit_uase,
     pair_count,
 )
+from toffee_dist.models.paper import fit_paper, paper_costs
 from toffee_dist.models.rescal import fit_rescal, rescal_costs
+from toffee_dist.models.rivals import fit_aligned, fit_omni, fit_tne_in_time, fit_urlse
+from toffee_dist.models.tne import fit_tne, tne_costs
 from toffee_dist.models.toffee import fit_toffee, fit_toffee_minus
 from toffee_dist.models.tsvd import fit_tsvd, tsvd_costs
 from toffee_dist.settings import FitSettings
@@ -68,8 +75,50 @@ MODELS = {
             powers=POWERS,
         ),
         Model("toffee-", "the same without regularisation (λ = 0)", fit_toffee_minus, from_zero_slice=True),
+        Model(
+            "toffee-paper",
+            "the paper to the letter: all slices by ALS, A∗R summed over time, raw axes",
+            fit_paper,
+            costs=paper_costs,
+            two_roles=False,
+            reduces=False,
+            weights=("count", "raw"),
+        ),
         Model("tsvd", "U·S of the zero frequency", fit_tsvd, costs=tsvd_costs),
         Model("rescal", "X(t) ≈ A R_t Aᵀ, one A for all snapshots", fit_rescal, costs=rescal_costs),
+        Model(
+            "tne",
+            "Z Zᵀ of every snapshot, non-negative and smooth; the last snapshot's Z",
+            fit_tne,
+            costs=tne_costs,
+            two_roles=False,
+            reduces=False,
+            fit_in_time=fit_tne_in_time,
+        ),
+        Model(
+            "ctdne",
+            "skip-gram on walks that respect time",
+            fit_ctdne,
+            costs=ctdne_costs,
+            two_roles=False,
+            reduces=False,
+        ),
+        Model(
+            "htne",
+            "neighbours as a Hawkes process with attention over the history",
+            fit_htne,
+            costs=htne_costs,
+            two_roles=False,
+            reduces=False,
+        ),
+        Model(
+            "hnip",
+            "reconstruction: proximity on decayed walks, guided auto-encoder",
+            fit_hnip,
+            costs=hnip_costs,
+            two_roles=False,
+            reduces=False,
+        ),
         Model("memory", "control: was this pair seen before", score=memory),
         Model("degree", "control: the product of the degrees", score=degree),
         Model("pair-count", "control: how often this pair was seen", score=pair_count),
@@ -90,7 +139,10 @@ MODELS = {
             smoothing=BANDWIDTHS,
             powers=POWERS,
         ),
+        Model("urlse", "in time: UASE of regularised Laplacians", fit_in_time=fit_urlse, powers=POWERS),
+        Model("omni", "in time: omnibus matrix of all steps", fit_in_time=fit_omni),
         Model("snapshot", "in time: SVD of each step alone", fit_in_time=fit_snapshot),
+        Model("aligned", "in time: the same, each turned onto the step before", fit_in_time=fit_aligned),
         Model("static", "in time: the sum, the same at every step", fit_in_time=fit_static, powers=POWERS),
     )
 }
@@ -112,8 +164,20 @@ def fit_staged(name: str, context: FitContext) -> FitReport:
     if model.fit is None:
         allowed = ", ".join(other.name for other in MODELS.values() if other.fit)
         raise ConfigError("model that gives vectors", got=repr(name), allowed=allowed)
+    check_reduce(model, context.options.reduce)
     to_path(context.folder).mkdir(parents=True, exist_ok=True)
     return model.fit(context)
+
+
+def check_reduce(model: Model, reduce: str) -> None:
+    """Refuse a reduction over time for a model that has none."""
+    if reduce != "sum" and not model.reduces:
+        raise ConfigError(
+            f"reduce of model {model.name}",
+            got=repr(reduce),
+            allowed="sum, the default: it does not sum over time",
+            remedy="To learn from recent links only, read them with --last or --since.",
+        )
 
 
 def fit(

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from toffee_dist.kernels.embedding import weigh
 from toffee_dist.kernels.gauge import CommonBasis
-from toffee_dist.settings import MODEL_OUTPUTS, FitSettings, Output, parse_reduce
+from toffee_dist.kernels.solvers.base import Tall
+from toffee_dist.settings import MODEL_OUTPUTS, Entry, FitSettings, Output, PairWeight, parse_reduce
 from toffee_dist.storage.files import link_or_copy, save_array
 from toffee_dist.storage.paths import to_path
 from toffee_dist.storage.slices import MODEL, array_path, is_finished, load_rows, write_sealed
@@ -217,6 +218,11 @@ class ReductionTask:
 VECTORS = ("source", "target", "weights")
 
 
+def one_role(vectors: Tall) -> RoleVectors:
+    """Return vectors that are the same in both roles, and whose score of a pair is their product."""
+    return RoleVectors(np.ascontiguousarray(vectors, np.float32), None, np.ones(vectors.shape[1]))
+
+
 @dataclass(frozen=True, eq=False)
 class FitContext:
     """What a fit is given.
@@ -334,6 +340,13 @@ class Model:
     costs
         What a fit takes, given the sizes of the tensor, whether it is directed, and the options; needed of
         models whose `fit` the batch job calls.
+    two_roles
+        Whether nodes of a directed graph have other vectors as targets than as sources.
+    reduces
+        Whether it sums over time, so that ``reduce`` means something to it.
+    weights
+        The entry and the pair weight that it is evaluated with, where they are part of the model; None: those
+        that are asked for.
     fit_in_time
         Fits a vector per node and step, in memory: for questions about a step (`evaluation.in_time`).
     smoothing
@@ -349,6 +362,9 @@ class Model:
     score: PairScores | None = None
     from_zero_slice: bool = False
     costs: Costs | None = None
+    two_roles: bool = True
+    reduces: bool = True
+    weights: tuple[Entry, PairWeight] | None = None
     fit_in_time: FitInTime | None = None
     smoothing: tuple[float, ...] = ()
     powers: tuple[float, ...] = ()
