@@ -249,11 +249,11 @@ def test_too_large_a_job_is_refused_before_its_edges_are_sorted(
 
 
 def test_too_many_threads_are_refused_with_the_number_that_fits(edges: Path) -> None:
-    shape = Shape(10**6, 100, 10**7, 10**7, True, 10**7, exact=True)
+    shape = Shape(3 * 10**5, 100, 3 * 10**6, 3 * 10**6, True, 3 * 10**6, exact=True)
     large = make_plan(shape, job(edges, Path("out"), rank=64))
     need = [large.worker_bytes(threads) for threads in (1, 2, 8)]
     assert need[0] < need[1] < need[2]
-    with pytest.raises(TooLargeError, match=r"8 × .*\(solve, rank 64, 1,000,000 nodes\).*--workers 2"):
+    with pytest.raises(TooLargeError, match=r"8 × .*\(solve, rank 64, 300,000 nodes\).*--workers 2"):
         large.check_memory(need[1], 8, "worker x")
     large.check_memory(need[1], 2, "worker x")
     assert large.choose_mode(8, need[0]) == ("processes", 1)
