@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 include deploy/worker.env
 export
 
-.PHONY: setup demo screenshot quick test lint types check benchmarks paper clean cluster-test deploy-setup deploy-test lock lock-test audit oldest-test
+.PHONY: setup demo screenshot quick test lint types check benchmarks paper clean cluster-test deploy-setup deploy-test s3-test slurm-test systemd-test image-test mixed-test watch-test lock lock-test audit oldest-test
 
 setup: $(VENV)/.installed
 
@@ -61,6 +61,49 @@ deploy-setup: $(VENV)/.deploy
 deploy-test: deploy-setup
 	$(BIN)/python -m pytest -m deploy tests/deploy
 
+# What a user copies from deploy/, really run. Each of these ends by itself and leaves nothing running; what it needs
+# beside Python comes from Debian's packages, whose installation is the only thing here that asks for root.
+debian = dpkg -s $(1) >/dev/null 2>&1 || { [ "$$(id -u)" = 0 ] || { echo "as root: apt-get install $(1)"; exit 2; }; \
+  apt-get update -qq && DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
+  apt-get install -y -qq --no-install-recommends $(1) >/dev/null; }
+
+# The tests of object stores on two S3 servers: moto, as in `make test`, and Ceph's gateway.
+s3-test: setup
+	@$(call debian,ceph-mon ceph-osd radosgw)
+	TOFFEE_S3_SERVERS=moto,ceph $(BIN)/python -m pytest --durations=5 tests/storage/test_s3.py
+
+# The recipes of deploy/slurm/ on Slurm itself: a controller and two nodes on this machine.
+slurm-test: deploy-setup
+	@$(call debian,munge slurm-wlm)
+	$(BIN)/python -m pytest -m deploy --durations=8 tests/deploy/test_slurm.py
+
+# The service and timer of deploy/systemd/ under a booted systemd, in a container; as root.
+systemd-test: setup
+	@$(call debian,debootstrap systemd-container)
+	$(BIN)/python -m pytest -m deploy --durations=8 tests/deploy/test_systemd.py
+
+# The image and the services of Compose, built and run without Docker or a registry; as root.
+image-test: deploy-setup
+	@$(call debian,aardvark-dns buildah debootstrap iptables netavark podman podman-compose runc)
+	$(BIN)/python -m pytest -m deploy --durations=8 tests/deploy/test_image.py
+
+# Dask's figures behind TLS, a Prometheus that fetches them, the alarms and the dashboard.
+watch-test: setup
+	@$(call debian,prometheus)
+	$(BIN)/python -m pytest -m "deploy or not deploy" --durations=5 tests/deploy/test_watching.py
+
+# Clusters of two Pythons and of two Dasks, which a job must refuse: environments of their own, as they would be.
+OTHER_PYTHON ?= python3.12
+OTHER_DASK ?= 2025.4.1
+mixed-test: setup
+	-@test -x .venv-python/bin/toffee || { $(OTHER_PYTHON) -m venv .venv-python && \
+	  .venv-python/bin/python -m pip install --quiet --disable-pip-version-check -e .; }
+	@test -x .venv-dask/bin/toffee || { $(PYTHON) -m venv .venv-dask && \
+	  .venv-dask/bin/python -m pip install --quiet --disable-pip-version-check -e . \
+	  dask==$(OTHER_DASK) distributed==$(OTHER_DASK); }
+	MIXED_PYTHON=$(CURDIR)/.venv-python/bin/python MIXED_DASK=$(CURDIR)/.venv-dask/bin/python \
+	  $(BIN)/python -m pytest -m deploy --durations=5 tests/deploy/test_mixed.py
+
 $(VENV)/.deploy: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,deploy]'
 	@touch $@
@@ -112,4 +155,4 @@ benchmarks: setup
 	$(BIN)/python benchmarks/future.py
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(LOCKED) build dist *.egg-info .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(LOCKED) .venv-python .venv-dask build dist *.egg-info .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis

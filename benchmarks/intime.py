@@ -4,7 +4,7 @@ The protocol of `toffee evaluate --protocol in-time` (`toffee_dist.evaluation.in
 step) entries hidden, AUC against other pairs at the same step (who) and the same pair at other steps (when).
 Graphs are read as undirected, pairs weighted by log, rank 64. Bandwidths, and for every model how its scores
 relate to activity, are chosen on a validation part. With `--validation` everything happens inside the entries
-that models may see: that is where defaults were chosen.
+that models may see: defaults are to be chosen there.
 """
 
 from __future__ import annotations

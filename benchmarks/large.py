@@ -34,6 +34,7 @@ PYCLEORA = "pycleora==3.2.1"
 # Reads the files with pyarrow, makes pycleora's lines of them, embeds with its defaults, writes the vectors.
 RIVAL = """
 import sys
+import time
 import numpy as np
 import pyarrow.parquet as pq
 import pycleora
@@ -45,8 +46,11 @@ def lines(folder):
         for a, b in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist()):
             yield f"{a} {b}"
 
+began = time.perf_counter()
 graph = SparseMatrix.from_iterator(lines(sys.argv[1]), "complex::reflexive::node")
+print(f"{time.perf_counter() - began:.1f} seconds of import", file=sys.stderr)
 np.save(sys.argv[2], pycleora.embed(graph, feature_dim=int(sys.argv[3])))
+print(f"{time.perf_counter() - began:.1f} seconds in all", file=sys.stderr)
 """
 
 
@@ -187,11 +191,8 @@ def grow(work: Path, sizes: list[float], rank: int, memory: str) -> dict[str, An
         nodes, events = int(millions * 1e6), int(millions * 1e7)
         edges = write_stream(work / f"edges-{millions:g}", nodes=nodes, events=events, days=90)
         options = ("--mode", "processes", "--workers", "2", "--memory", memory)
-        plan_text, _, _ = watch(
-            [sys.executable, "-m", "toffee_dist.cli", "plan", str(edges), "--rank", str(rank), "--json"]
-            + list(options)
-        )
-        plan = json.loads(plan_text)
+        command = [sys.executable, "-m", "toffee_dist.cli", "plan", str(edges), "--rank", str(rank)]
+        plan = json.loads(watch([*command, "--json", *options])[0])
         done, seconds, _ = embed(edges, work / f"out-{millions:g}", rank, *options)
         subprocess.run(["rm", "-rf", str(work / f"out-{millions:g}"), str(edges)], check=True)
         planned, allowed = plan["seconds_with_workers"], plan["worker_bytes"]["1"]

@@ -4,7 +4,9 @@ Wall seconds of the whole `start_run`, cluster start and publishing included, bu
 (`report.html`). Overhead is everything that is not a solver at work, as a share of the one-process run.
 
     python benchmarks/scaling.py            # prints a table and, last, one line of JSON
+    python benchmarks/scaling.py --ways     # the trajectory by the filter and by ALS
     python benchmarks/scaling.py --large    # a million nodes, ten million events, rank 64
+    python benchmarks/scaling.py --large --trajectory --nodes 100000 --events 2000000 --days 365
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ def time_modes(work: Path, nodes: int, events: int, days: int, rank: int, repeat
                 out=str(work / f"{mode}-{workers}-{repeat}"),
                 rank=rank,
                 outputs=("embedding", "trajectory"),
+                trajectory_by="als",
                 freqs="all",
                 mode=mode,
                 workers=workers,
@@ -61,9 +64,42 @@ def time_modes(work: Path, nodes: int, events: int, days: int, rank: int, repeat
     }
 
 
-def time_large(work: Path, nodes: int, events: int, rank: int, extra: list[str]) -> dict[str, float]:
+def time_ways(work: Path, nodes: int, events: int, days: int, rank: int) -> dict[str, float]:
+    """Time the trajectory by the filter and by ALS of all slices: their own stages, one process, same run."""
+    edges = write_stream(work / "edges", nodes=nodes, events=events, days=days)
+    own = ("choose", "cut", "filter", "kernel", "solve", "trajectory")
+    ways = {
+        "filter": {"trajectory_by": "filter", "dense": "none"},
+        "filter_dense": {"trajectory_by": "filter", "dense": "all"},
+        "als": {"trajectory_by": "als", "freqs": "all"},
+    }
+    found = {}
+    for name, options in ways.items():
+        config = JobConfig(
+            inputs=(str(edges),),
+            out=str(work / name),
+            rank=rank,
+            outputs=("embedding", "trajectory"),
+            mode="processes",
+            workers=1,
+            report=False,
+            **options,
+        )
+        stages = start_run(config).seconds
+        found[name] = sum(stages.get(stage, 0.0) for stage in own)
+    title = f"{nodes:,} nodes, {days} days, rank {rank}: the trajectory, seconds of its stages"
+    print_table(title, list(found), [[f"{seconds:.1f}" for seconds in found.values()]])
+    return {f"{name}_seconds": round(seconds, 2) for name, seconds in found.items()} | {
+        "ratio": round(found["als"] / found["filter"], 1),
+        "ratio_dense": round(found["als"] / found["filter_dense"], 1),
+    }
+
+
+def time_large(
+    work: Path, nodes: int, events: int, days: int, rank: int, extra: list[str]
+) -> dict[str, float]:
     """Run the command as a user would, and watch the memory of all its processes."""
-    edges = write_stream(work / "edges", nodes=nodes, events=events, days=90)
+    edges = write_stream(work / "edges", nodes=nodes, events=events, days=days)
     command = [sys.executable, "-m", "toffee_dist.cli", "embed", str(edges), "--out", str(work / "out")]
     began = time.perf_counter()
     process = subprocess.Popen(
@@ -93,6 +129,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--large", action="store_true", help="the job of a million nodes instead")
     parser.add_argument("--undirected", action="store_true", help="of the large job")
+    parser.add_argument("--ways", action="store_true", help="the trajectory by the filter and by ALS instead")
+    parser.add_argument(
+        "--trajectory", action="store_true", help="of the large job: a trajectory over a year"
+    )
     parser.add_argument("--nodes", type=int)
     parser.add_argument("--events", type=int)
     parser.add_argument("--days", type=int, default=240)
@@ -103,11 +143,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if options.large:
             extra = ["--undirected"] if options.undirected else []
+            if options.trajectory:
+                extra += ["--outputs", "embedding,trajectory", "--memory", "2GiB", "--mode", "processes"]
             nodes, events = options.nodes or 1_000_000, options.events or 10_000_000
-            print_json(time_large(Path(folder), nodes, events, options.rank or 64, extra))
+            days = options.days if options.trajectory else 90
+            print_json(time_large(Path(folder), nodes, events, days, options.rank or 64, extra))
         else:
             sizes = (options.nodes or 5000, options.events or 400_000, options.days, options.rank or 64)
-            print_json(time_modes(Path(folder), *sizes, options.repeats))
+            if options.ways:
+                print_json(time_ways(Path(folder), *sizes))
+            else:
+                print_json(time_modes(Path(folder), *sizes, options.repeats))
 
 
 if __name__ == "__main__":

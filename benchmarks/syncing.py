@@ -5,9 +5,9 @@
 The job is that of `scaling.py --large`: a million nodes, ten million events, rank 64, the sum over time. Both
 run in turns, each in a process of its own, on a file system that is synced before each. Without syncs the
 read-back before publishing comes from the system's cache: its cost is part of the difference. The last line
-is JSON: `cost` is how much longer a job takes (of the medians). On a machine with other work that is mostly
-noise, so `share` says what can be told apart: the time in which tasks wait for syncs, and what the read-back
-takes longer, as a part of the job.
+is JSON: `cost` is how much longer a job takes than the one before it (the median of such pairs). On a machine
+with other work that is noisy still, so `share` says what can be told apart: the time in which tasks wait for
+syncs, and what the read-back takes longer, as a part of the job.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ def main() -> None:
     print_table(f"{given.nodes:,} nodes, {given.events:,} events, rank {given.rank}, seconds", columns, rows)
     plain, synced = (statistics.median(run["seconds"] for run in runs) for runs in found.values())
     check = [statistics.median(run["check"] for run in runs) for runs in found.values()]
+    pairs = [a["seconds"] / b["seconds"] for b, a in zip(*found.values(), strict=True)]
     waited = statistics.median(run["waited"] for run in found["synced"])
     print_json(
         {
@@ -104,7 +105,7 @@ def main() -> None:
             "plain_seconds": round(plain, 2),
             "synced_seconds": round(synced, 2),
             "syncs": int(found["synced"][0]["syncs"]),
-            "cost": round(synced / plain - 1, 4),
+            "cost": round(statistics.median(pairs) - 1, 4),
             "share": round((waited + max(0, check[1] - check[0])) / synced, 4),
         }
     )

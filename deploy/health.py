@@ -3,7 +3,7 @@
     HEALTH=tls://127.0.0.1:8786 TLS_DIR=/certs TLS_ROLE=scheduler python deploy/health.py
 
 Asks by Dask's own protocol, with the certificate of the role. Without HEALTH there is nothing to ask.
-Tested against a real TLS cluster (tests/deploy/test_deploy.py).
+Run by `make image-test` (in containers) and `make test` (against a TLS cluster, tests/deploy/test_deploy.py).
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 Every host is a network namespace with its own address and name; a bridge in a namespace of its own joins
 them, so that the machine's own network is never touched. Files are those of the machine: a disk that all
 hosts share. `{cluster}` becomes the options that lead to the scheduler. `--cut 20` cuts the first worker's
-host off after 20 seconds. Needs iproute2, util-linux, and root or another who may make namespaces. Exercised
-whole by tests/deploy/test_hosts.py, with an S3 service on a host of its own.
+host off after 20 seconds. Needs iproute2, util-linux, and root or another who may make namespaces. Run by
+`make cluster-test` (tests/deploy/test_hosts.py), with an S3 service on a host of its own.
 
 Everything ends with this process, even when it is killed: namespaces have no names and live as long as their
 processes, and those die with their parent.

@@ -764,6 +764,12 @@ class RuntimeSettings(Settings):
         "never.",
         json_schema_extra=CLUSTER,
     )
+    traces: bool = Field(
+        False,
+        description="Send OpenTelemetry traces of stages and tasks to the collector that "
+        "OTEL_EXPORTER_OTLP_ENDPOINT names.",
+        json_schema_extra=CLUSTER,
+    )
     memory: str | None = Field(
         None,
         description="Memory that one worker may use, such as 8GiB (default: what it has).",

@@ -4,8 +4,8 @@
     python deploy/kubernetes/size.py plan.json --max-workers 20
 
 Writes size.yaml of every overlay: how many workers, and the memory and disk that each asks for. Requests
-equal limits, so that no worker is put where it does not fit. Run by tests/deploy/test_deploy.py on a real
-plan.
+equal limits, so that no worker is put where it does not fit. Run by `make test`
+(tests/deploy/test_deploy.py) on a real plan.
 """
 
 from __future__ import annotations

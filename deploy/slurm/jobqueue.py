@@ -4,8 +4,8 @@
         embed --config jobs/embed.toml --out /shared/vectors
 
 Workers leave before their time limit (--lifetime) and give their tasks back. TLS, with certificates for this
-run alone. Tested: run whole with an sbatch and scancel that start and end processes here; everything else is
-real (tests/deploy/test_deploy.py). Not tested: on a Slurm cluster. Needs dask-jobqueue.
+run alone. Needs dask-jobqueue. Run by `make slurm-test` (tests/deploy/test_slurm.py): Slurm 22.05, two nodes
+on one machine, a worker's job cancelled while it works. Not tested: several machines.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from toffee_dist import Toffee, load_run, models
 from toffee_dist.batch.pipeline import resume_run, start_run
 from toffee_dist.batch.plan import Shape, make_plan
 from toffee_dist.cluster import workers
+from toffee_dist.cluster.versions import versions
 from toffee_dist.errors import ConfigError, InputError, TooLargeError, UnfinishedError
 from toffee_dist.limits import Limits
 from toffee_dist.progress import Progress
@@ -74,7 +75,8 @@ def test_agrees_with_the_library(edges: Path, tmp_path: Path, options: dict[str,
     run = load_run(tmp_path)
     config = run.manifest.config.to_json()
     model = Toffee(
-        **{name: config[name] for name in ("rank", "gauge", "reduce", "freqs", "precision", "seed")}
+        trajectory_by="als",
+        **{name: config[name] for name in ("rank", "gauge", "reduce", "freqs", "precision", "seed")},
     ).fit(open_tensor(outcome.run.staged.tensor))
     close: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
     np.testing.assert_allclose(run.embedding.numpy(), model.embedding_, **close)
@@ -372,6 +374,8 @@ def test_little_passes_through_the_client(
     [
         ({"blas_threads": 2, "cores": 2, "threads": 2}, "OPENBLAS_NUM_THREADS=1"),
         ({"versions": {"toffee_dist": "0.0.1"}}, r"toffee_dist of worker .*got 0\.0\.1"),
+        ({"versions": versions() | {"python": "3.9"}}, r"python of worker .*got 3\.9; allowed: 3\."),
+        ({"versions": versions() | {"dask": "2024.1.0"}}, r"dask of worker .*got 2024\.1\.0"),
         ({"problem": "[Errno 13] Permission denied"}, r"storage of worker .*Permission denied"),
         ({"file": ".elsewhere"}, "a file that it wrote is not seen here"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -411,6 +412,32 @@ def test_damaged_files_of_a_run_are_named(
     finally:
         path.unlink() if kept is None else path.write_bytes(kept)
         index.write_bytes(hidden)
+
+
+@pytest.mark.job
+def test_a_table_of_nodes_that_says_nonsense(published: RunFolder, tmp_path: Path) -> None:
+    """Found by the fuzzer: each was "a bug in toffee"."""
+    run = RunFolder(shutil.copytree(published.path, tmp_path / "out" / "runs" / published.run_id))
+    table = pl.read_parquet(run.nodes)
+    node, row = table["node_id"][0], pl.col("row")
+    for damaged in (
+        table.rename({"node_id": "node_ie"}),
+        table.with_columns(row=pl.lit(0, dtype=table.schema["row"])),
+        table.with_columns(row=row + 10**6),
+        table.with_columns(row=pl.lit(None, dtype=table.schema["row"])),
+    ):
+        damaged.write_parquet(run.nodes)
+        with pytest.raises(InputError, match="damaged"):
+            load_run(run.path).neighbors(node, 2)
+    # Ids that are missing are no candidates for a suggestion.
+    table.with_columns(node_id=pl.when(row > 0).then(pl.col("node_id"))).write_parquet(run.nodes)
+    with pytest.raises(InputError, match="unknown node"):
+        load_run(run.path).neighbors(f"{node}-not", 2)
+    # A manifest that claims more than there is reserves no memory for it.
+    summary = run.read_manifest().summary.model_copy(update={"nodes": 2**31})
+    run.write_manifest(run.read_manifest().replaced(summary=summary))
+    with pytest.raises(InputError, match=r"2,147,483,648"):
+        load_run(run.path).embedding.numpy()
 
 
 def test_strangers_among_the_runs(published: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:

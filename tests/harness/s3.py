@@ -1,4 +1,7 @@
-"""A real S3 API for tests: moto's server as a process on the loopback, and a misbehaving proxy before it."""
+"""A real S3 API for tests: a server as processes on the loopback, and a misbehaving proxy before it.
+
+The server is moto's; `make s3-test` names a second one, Ceph's gateway, in TOFFEE_S3_SERVERS.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from typing import Any
 import pytest
 from s3fs import S3FileSystem
 
+from tests.harness import ceph
 from tests.harness.clusters import free_port, stop, wait_for_port
 from toffee_dist.storage import paths
 
@@ -25,12 +29,15 @@ SLOW_DOWN = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please s
 # What a test must not find in any file or message.
 SECRET = "a-secret-that-nobody-must-see"
 BUCKET = "graphs"
+KEY = "AKIDTEST"
+# Which servers the tests of storage run against, one after the other.
+SERVERS = os.environ.get("TOFFEE_S3_SERVERS", "moto").split(",")
 
 
 def environment(port: int) -> dict[str, str]:
     """Return what a user's environment would hold."""
     return {
-        "AWS_ACCESS_KEY_ID": "AKIDTEST",
+        "AWS_ACCESS_KEY_ID": KEY,
         "AWS_SECRET_ACCESS_KEY": SECRET,
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
@@ -42,8 +49,12 @@ def environment(port: int) -> dict[str, str]:
 
 
 @contextmanager
-def server() -> Iterator[int]:
-    """Give the port of an S3 server of its own."""
+def server(kind: str = "moto") -> Iterator[int]:
+    """Give the port of an S3 server of its own: ``moto`` or ``ceph``."""
+    if kind == "ceph":
+        with ceph.gateway(KEY, SECRET) as port:
+            yield port
+        return
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
@@ -75,8 +86,8 @@ class Proxy:
 
 
 @contextmanager
-def proxy(upstream: int) -> Iterator[Proxy]:
-    """Give a proxy before the server of this port."""
+def proxy(upstream: int, port: int = 0) -> Iterator[Proxy]:
+    """Give a proxy before the server of the port `upstream`; 0 is any port."""
     closing = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -136,7 +147,7 @@ def proxy(upstream: int) -> Iterator[Proxy]:
 
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = pass_on  # noqa: N815
 
-    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    listening = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     listening.daemon_threads = True
     here = Proxy(listening.server_port)
     thread = threading.Thread(target=listening.serve_forever, daemon=True)

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,12 @@ from toffee_dist.tensor import TemporalTensor
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.Proxy]:
+@pytest.fixture(scope="module", params=s3.SERVERS)
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.Proxy]:
     """One server and one proxy for all tests; each has its own folders."""
     with (
         pytest.MonkeyPatch.context() as patch,
-        s3.server() as port,
+        s3.server(request.param) as port,
         s3.proxy(port) as proxy,
         s3.use(proxy.port) as fs,
     ):
@@ -144,6 +145,32 @@ def test_the_bytes_of_a_local_folder(
     assert found.nodes.polars().collect().equals(same.nodes.polars().collect())
     assert found.nodes.arrow().equals(same.nodes.arrow())
     assert inspect_run(to_path(out))["files"] == inspect_run(tmp_path / "out")["files"]
+
+
+@pytest.mark.job
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_slices_in_blocks_and_requests_that_fail(
+    store: s3.Proxy, there: str, edges: Path, tmp_path: Path
+) -> None:
+    limits = replace(SMALL, block_work=5500)
+    options = {"outputs": ("embedding",), "max_iter": 1, "rank": 4}
+    local = start_run(job(edges, tmp_path / "local", **options), limits=limits)
+    seen: list[str] = []
+
+    def fault(method: str, path: str) -> str | None:
+        """Tell some requests for a block of a pass to come again."""
+        seen.extend([path] if "/passes-" in path else [])
+        return "503" if "/passes-" in path and len(seen) % 50 == 0 else None
+
+    with s3.use(store.port):
+        store.fault = fault
+        done = start_run(job(there, s3.unique("blocks"), **options), limits=limits)
+        store.fault = lambda method, path: None
+        found = digests(done.run.path)
+    assert done.passes == local.passes
+    assert len(seen) > 100
+    assert found == clusters.digests(local.run.path)
 
 
 @pytest.mark.job
@@ -407,6 +434,44 @@ def test_large_arrays_go_in_parts(store: s3.Proxy, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 @pytest.mark.cluster
+def test_more_objects_than_a_page(store: s3.Proxy) -> None:
+    """A listing of S3 has 1000 names at the most; the rest is asked for."""
+    folder = s3.unique("pages")
+    names = [f"part-{number:05d}" for number in range(1003)]
+    there = paths.RemotePath(folder)
+    there.fs.pipe({f"{there.key}/{name}": b"x" for name in names})
+    assert [path.name for path in there.iterdir()] == names
+    assert there.sizes() == dict.fromkeys(names, 1)
+    there.remove_tree()
+    assert not there.sizes()
+    assert not there.exists()
+
+
+@pytest.mark.cluster
+def test_a_write_that_must_be_the_first(store: s3.Proxy) -> None:
+    path = paths.RemotePath(s3.unique("first")) / "lock"
+    gate, created = threading.Barrier(8), []
+
+    def create(word: bytes) -> None:
+        gate.wait(30)
+        try:
+            path.create(word)
+        except FileExistsError:
+            return
+        created.append(word)
+
+    threads = [threading.Thread(target=create, args=(f"{number}".encode(),)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [path.read_bytes()] == created
+    with pytest.raises(FileExistsError):
+        path.create(b"late")
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
 def test_seen_at_once_by_everybody(store: s3.Proxy) -> None:
     path = to_path(s3.unique("listing")) / "a"
     assert not path.exists()
@@ -492,18 +557,31 @@ def test_local_copies_are_few_and_made_once(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.slow
+def test_of_many_that_find_a_stale_lock_one_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contend_for(tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
 @pytest.mark.cluster
-@pytest.mark.parametrize("kind", ["local", "s3"])
-def test_of_many_that_find_a_stale_lock_one_takes_it(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+def test_of_many_that_find_a_stale_lock_on_a_store_one_takes_it(
+    store: s3.Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if kind == "s3":
-        request.getfixturevalue("store")
-    out = to_path(str(tmp_path) if kind == "local" else s3.unique("lock"))
+    contend_for(to_path(s3.unique("lock")), monkeypatch)
+
+
+def contend_for(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let six find the same stale lock at the same moment."""
     with hold_lock(out):
         lock = json.loads((out / "refresh.lock").read_text())
-    (out / "refresh.lock").write_text(json.dumps(lock | {"host": "elsewhere", "seen": time.time() - 700}))
-    real = _read_lock
+    stale = json.dumps(lock | {"host": "elsewhere"})
+    (out / "refresh.lock").write_text(stale)
+    real, real_age = _read_lock, lock_module._age
+
+    def age(path: Path, holder: dict[str, Any]) -> float:
+        # Nobody can write into the past of a store; that one lock is old.
+        return 700.0 if holder["token"] == lock["token"] else real_age(path, holder)
+
+    monkeypatch.setattr(lock_module, "_age", age)
 
     def slowly(path: Path) -> dict[str, Any] | None:
         # All have seen the same before one of them acts on it.
@@ -549,15 +627,54 @@ def test_a_lease_that_is_renewed_and_one_that_is_not(tmp_path: Path, monkeypatch
         assert second["token"] == first["token"]
     assert not path.exists()
     elsewhere = first | {"host": "elsewhere"}
-    path.write_text(json.dumps(elsewhere | {"seen": time.time() - LEASE_SECONDS / 2}))
+    write_aged(path, elsewhere, LEASE_SECONDS / 2)
     with pytest.raises(UnfinishedError, match="on elsewhere"), hold_lock(tmp_path):
         pass
-    path.write_text(json.dumps(elsewhere | {"seen": time.time() - LEASE_SECONDS - 1}))
+    write_aged(path, elsewhere, LEASE_SECONDS + 1)
     with hold_lock(tmp_path):
         # Whoever lost the lock does not take it back, and does not remove what is another's now.
         path.write_text(json.dumps(elsewhere | {"seen": time.time()}))
         time.sleep(0.5)
     assert json.loads(path.read_text())["host"] == "elsewhere"
+
+
+def write_aged(path: Path, lock: dict[str, Any], seconds: float, skew: float = 0.0) -> None:
+    """Write a lock that was renewed so long ago, by a host whose clock is off."""
+    written = time.time() - seconds
+    path.write_text(json.dumps(lock | {"seen": written + skew}))
+    os.utime(path, (written, written))
+
+
+@pytest.mark.parametrize("skew", [-3600.0, 3600.0])
+def test_clocks_of_hosts_may_be_an_hour_apart(tmp_path: Path, skew: float) -> None:
+    path = tmp_path / "refresh.lock"
+    with hold_lock(tmp_path):
+        elsewhere = json.loads(path.read_text()) | {"host": "elsewhere"}
+    write_aged(path, elsewhere, 60.0, skew)
+    with pytest.raises(UnfinishedError, match="on elsewhere"), hold_lock(tmp_path):
+        pass
+    write_aged(path, elsewhere, LEASE_SECONDS + 1, skew)
+    with hold_lock(tmp_path):
+        assert json.loads(path.read_text())["host"] != "elsewhere"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("skew", [-3600.0, 3600.0])
+def test_clocks_of_hosts_and_store_may_be_an_hour_apart(
+    store: s3.Proxy, skew: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = to_path(s3.unique("clocks"))
+    with hold_lock(out):
+        elsewhere = json.loads((out / "refresh.lock").read_text()) | {"host": "elsewhere"}
+    (out / "refresh.lock").write_text(json.dumps(elsewhere | {"seen": time.time() + skew}))
+    with pytest.raises(UnfinishedError, match="on elsewhere"), hold_lock(out):
+        pass
+    # The store's clock has whole seconds.
+    monkeypatch.setattr(lock_module, "LEASE_SECONDS", 0.5)
+    time.sleep(2.1)
+    with hold_lock(out):
+        assert json.loads((out / "refresh.lock").read_text())["host"] != "elsewhere"
 
 
 @pytest.mark.job

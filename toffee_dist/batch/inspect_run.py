@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from toffee_dist.storage.manifest import LaterFormatError
 from toffee_dist.storage.runs import RunFolder, find_run, find_unfinished
 from toffee_dist.units import show_bytes
 from toffee_dist.words import show_line
@@ -14,6 +15,8 @@ def inspect_run(path: Path) -> dict[str, Any]:
     """Return a run's state, sizes, outputs and figures as plain types."""
     try:
         run = find_run(path)
+    except LaterFormatError:
+        raise
     except ValueError:
         run = find_unfinished(path)
     if not run.complete:

@@ -18,7 +18,8 @@ from toffee_dist.batch.sharded import solve_sharded
 from toffee_dist.batch.solve import BasisTask, SolveTask, solve_batch, write_basis
 from toffee_dist.cluster.client import open_cluster
 from toffee_dist.cluster.mapping import runner
-from toffee_dist.cluster.workers import Worker, ask_workers, find_dashboard
+from toffee_dist.cluster.traces import Traces, open_traces
+from toffee_dist.cluster.workers import Worker, ask_workers, compare_blas, find_dashboard
 from toffee_dist.kernels.embedding import TimeWeights
 from toffee_dist.limits import LIMITS, Limits
 from toffee_dist.progress import Progress
@@ -92,12 +93,15 @@ class Job:
         self._stack = stack
         self.client: Any = None
         self.workers: list[Worker] = []
+        self.traces = Traces()
 
     def connect(self, config: JobConfig) -> None:
         """Open the cluster that the settings name, after closing the one that is open."""
         self._stack.close()
         self.client = self._stack.enter_context(open_cluster(config))
         self.workers = ask_workers(self.client, self.run.work)
+        if warning := compare_blas(self.workers):
+            self.progress.say(warning)
 
     def tasks(self, done: Callable[[], None]) -> RunTasks:
         """Return what runs tasks: patient as the settings say, with a place for diagnostics."""
@@ -113,7 +117,7 @@ class Job:
     def stage(self, name: str, total: int | None = None) -> Iterator[RunTasks]:
         """Give what runs the tasks of a stage; show how far it is, and add up its seconds."""
         began = time.monotonic()
-        with self.progress.stage(name, total) as done:
+        with self.traces.stage(name, self.client), self.progress.stage(name, total) as done:
             yield self.tasks(done)
         spent = self.outcome.seconds
         spent[name] = spent.get(name, 0.0) + time.monotonic() - began
@@ -193,8 +197,9 @@ def open_job(
     config: JobConfig, run: RunFolder, progress: Progress | None = None, limits: Limits = LIMITS
 ) -> Iterator[Job]:
     """Give the job of a run, connected; its cluster is closed whatever happens."""
-    with ExitStack() as stack:
+    with open_traces(config.traces, run.run_id) as traces, ExitStack() as stack:
         job = Job(config, run, progress or Progress(), limits, stack)
+        job.traces = traces
         job.connect(config)
         if dashboard := find_dashboard(job.client):
             job.progress.say(f"dashboard: {dashboard}")

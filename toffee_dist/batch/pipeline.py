@@ -24,7 +24,8 @@ from toffee_dist.batch.job import Job, Outcome, free_bytes, open_job
 from toffee_dist.batch.plan import Shape, batch_freqs, iter_parts, make_plan, part_rows, wanted_parts
 from toffee_dist.batch.write_outputs import CheckTask, PartTask, freqs_of
 from toffee_dist.cluster.client import check_mode, count_cores
-from toffee_dist.cluster.workers import peak_bytes, versions
+from toffee_dist.cluster.versions import versions
+from toffee_dist.cluster.workers import peak_bytes
 from toffee_dist.errors import ConfigError, InputError, QualityError, TooLargeError, UnfinishedError
 from toffee_dist.ingest.files import find_files, fingerprint, list_files
 from toffee_dist.ingest.job import ingest
@@ -146,9 +147,14 @@ def resume_run(
         return resume_locked(run, where, progress, NO_CHAIN, limits)
 
 
+# What a run meant that was begun before there were these options, where their default means something else.
+BEFORE_OPTIONS = {"trajectory_by": "als"}
+
+
 def asked_for(record: JobRecord) -> dict[str, Any]:
     """Return the settings of a run's start, without any that say where it runs."""
-    return {name: value for name, value in record.config.items() if name not in RuntimeSettings.model_fields}
+    asked = {name: value for name, value in record.config.items() if name not in RuntimeSettings.model_fields}
+    return {**BEFORE_OPTIONS, **asked}
 
 
 def resume_locked(
@@ -213,7 +219,7 @@ def stage_edges(job: Job, chain: Chain) -> None:
 
     # On a store, what an ingest that was cut short left is there.
     job.run.remove(staged.path)
-    with job.progress.stage("ingest") as done:
+    with job.traces.stage("ingest", job.client), job.progress.stage("ingest") as done:
         edges = config.changed(known=chain.known_nodes(job))
         ingest(edges, staged.path, job.tasks(done), job.progress.say, check, job.limits)
 

@@ -87,7 +87,7 @@ def plan_command(
     embed would refuse it. With --nodes and --events no input is read: to size a cluster.
 
     \b
-    Examples:
+    Example:
       toffee plan edges/*.parquet --rank 64 --outputs embedding,trajectory --freqs all
       toffee plan --nodes 1e9 --events 1e10 --workers 64 --rank 64
     """

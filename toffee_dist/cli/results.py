@@ -97,7 +97,8 @@ def trajectory_command(
     """Show NODE over time: how active it was, and how far from its usual place.
 
     The first curve is the length of its vector at each step, the second the cosine of that vector with the
-    node's sum over time. RUN needs the output trajectory.
+    node's sum over time. RUN needs the output trajectory; of a filtered one, p tells how often a node that
+    keeps still would seem to move as far.
 
     \b
     Example:
@@ -115,7 +116,9 @@ def trajectory_command(
     if png_file:
         found.write_png(Path(png_file))
     if as_json:
-        figures = {"length": found.lengths.tolist(), "cosine": found.cosines.tolist()}
+        figures: dict[str, Any] = {"length": found.lengths.tolist(), "cosine": found.cosines.tolist()}
+        if found.noise is not None:
+            figures |= {"noise": found.noise.tolist(), "p_value": found.p_value}
         starts = [found.grid.show(step) for step in range(found.grid.n_steps)]
         echo(json.dumps({"node": node, "start": starts, **figures}))
         return

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from toffee_dist.cluster.versions import check_scheduler
 from toffee_dist.errors import ConfigError, UnfinishedError
 from toffee_dist.settings import RuntimeSettings
 
@@ -144,6 +145,9 @@ def open_cluster(settings: RuntimeSettings) -> Iterator[Any]:
     if settings.mode.startswith("tls://"):
         tls = Tls.choose(settings.tls_ca, settings.tls_cert, settings.tls_key)
     with cluster(settings.mode, settings.workers, wait=settings.wait, tls=tls) as client:
+        # Before anything else is asked of it: another version may not know what we ask.
+        if tls or settings.mode.startswith("tcp://"):
+            check_scheduler(client)
         if settings.stall:
             # From now on the scheduler remembers tasks that ended: the report of a stall shows them.
             client.get_task_stream(start=0, stop=0)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import platform
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from toffee_dist.cluster.client import count_cores
 from toffee_dist.cluster.mapping import lost
+from toffee_dist.cluster.versions import check_versions, versions
 from toffee_dist.errors import ConfigError
 
 # Dask ends a worker whose process takes more than this share of its limit.
@@ -24,6 +26,7 @@ class Worker:
     threads: int
     blas_threads: int
     memory: int
+    blas: str
 
 
 def ask_workers(client: Any, folder: Path) -> list[Worker]:
@@ -52,7 +55,7 @@ def ask_workers(client: Any, folder: Path) -> list[Worker]:
     for address, answer in sorted(found.items()):
         limit = int(info.get(address, {}).get("memory_limit") or 0)
         memory = int(limit * USABLE_SHARE) or answer["available"] // hosts.count(answer["host"])
-        workers.append(Worker(address, answer["threads"], answer["blas_threads"], memory))
+        workers.append(Worker(address, answer["threads"], answer["blas_threads"], memory, answer["blas"]))
     return workers
 
 
@@ -61,7 +64,6 @@ def probe(folder: Path, token: str, dask_worker: Any = None) -> dict[str, Any]:
     # Saves start-up time.
     import psutil
     from distributed.system import MEMORY_LIMIT
-    from threadpoolctl import threadpool_info
 
     name = f".{token}.{uuid.uuid4().hex}"
     try:
@@ -75,15 +77,50 @@ def probe(folder: Path, token: str, dask_worker: Any = None) -> dict[str, Any]:
         "host": platform.node(),
         "threads": dask_worker.state.nthreads,
         "cores": count_cores(),
-        "blas_threads": max(
-            (pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"), default=1
-        ),
+        "blas_threads": max((int(pool["num_threads"]) for pool in _blas_pools()), default=1),
+        "blas": describe_blas(),
         # A limit of the container counts, and so does what others already use.
         "available": min(MEMORY_LIMIT, psutil.virtual_memory().total) - taken,
         "versions": versions(),
         "file": name,
         "problem": problem,
     }
+
+
+def describe_blas() -> str:
+    """Return the libraries of linear algebra here, and for which processor each has chosen its code."""
+    found = {
+        f"{pool['internal_api']} {pool['version']} for {pool.get('architecture') or 'any processor'}"
+        for pool in _blas_pools()
+    }
+    return ", ".join(sorted(found))
+
+
+def _blas_pools() -> list[dict[str, Any]]:
+    # Saves start-up time. Each of these libraries brings its own.
+    import numpy  # noqa: F401
+    import scipy.linalg  # noqa: F401
+    from threadpoolctl import threadpool_info
+
+    return [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
+
+
+def compare_blas(workers: Sequence[Worker]) -> str:
+    """Return a warning where workers compute by other libraries than we do; empty where all are equal.
+
+    They add in another order, so that last digits differ: every result is right, but a run that is resumed or
+    repeated elsewhere may have other bytes. (Seen: OpenBLAS for Haswell and for SkylakeX, in one image.)
+    """
+    here = describe_blas()
+    others = sorted({worker.blas for worker in workers} - {here})
+    if not others:
+        return ""
+    count = sum(worker.blas != here for worker in workers)
+    return (
+        f"Warning: {count} of {len(workers)} workers use another BLAS ({'; '.join(others)}) than this "
+        f"process ({here}): the bytes of results may differ from those of other runs. Where they must not, "
+        "set OPENBLAS_CORETYPE to one processor everywhere, or use machines of one kind."
+    )
 
 
 def find_dashboard(client: Any) -> str | None:
@@ -115,26 +152,6 @@ def high_water() -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
-def versions() -> dict[str, str]:
-    """Return the versions that must be the same on every machine of a run."""
-    # Saves start-up time.
-    import dask
-    import distributed
-    import numpy
-    import scipy
-
-    from toffee_dist import __version__
-
-    return {
-        "toffee_dist": __version__,
-        "python": ".".join(platform.python_version_tuple()[:2]),
-        "numpy": numpy.__version__,
-        "scipy": scipy.__version__,
-        "dask": dask.__version__,
-        "distributed": distributed.__version__,
-    }
-
-
 def _check_answer(address: str, answer: Any, folder: Path, token: str) -> None:
     # A connection that broke: the worker is gone, and nothing is wrong with what was asked for.
     if isinstance(answer, OSError):
@@ -146,14 +163,7 @@ def _check_answer(address: str, answer: Any, folder: Path, token: str) -> None:
             allowed="the same toffee_dist on every worker",
             remedy="Install it there.",
         )
-    for name, version in versions().items():
-        if answer["versions"].get(name) != version:
-            raise ConfigError(
-                f"{name} of worker {address}",
-                got=answer["versions"].get(name, "none"),
-                allowed=f"{version}, as here",
-                remedy="Run client, scheduler and workers from one environment or image.",
-            )
+    check_versions(f"worker {address}", answer["versions"])
     if answer["problem"] or not (folder / answer["file"]).exists():
         raise ConfigError(
             f"storage of worker {address}",

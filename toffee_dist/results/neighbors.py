@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from toffee_dist.errors import ConfigError, InputError
 from toffee_dist.results.nodes import find_node, find_step
 from toffee_dist.results.published import PublishedRun
+from toffee_dist.storage.parquet import reading
 from toffee_dist.storage.slices import Role
 from toffee_dist.storage.vectors import VectorBlock, Vectors, map_blocks, read_nodes
 from toffee_dist.tensor import Floats
@@ -92,10 +93,13 @@ def describe_rows(run: PublishedRun, rows: NDArray[np.int64], **columns: Floats)
     names = [name for name in ("node_id", "space") if name in schema]
     wanted = pl.Series("row", rows)
     found = run.nodes.collect(table.filter(pl.col("row").is_in(wanted.implode())).select("row", *names))
-    joined = wanted.to_frame().join(
-        found.cast({"row": pl.Int64}), on="row", how="left", maintain_order="left"
-    )
-    return joined.select(names).with_columns(pl.Series(name, data) for name, data in columns.items())
+    with reading(run.nodes.path):
+        if found.height != wanted.n_unique():
+            raise EOFError("rows that are missing, or there twice")
+        joined = wanted.to_frame().join(
+            found.cast({"row": pl.Int64}), on="row", how="left", maintain_order="left"
+        )
+        return joined.select(names).with_columns(pl.Series(name, data) for name, data in columns.items())
 
 
 @dataclass

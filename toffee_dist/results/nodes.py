@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from toffee_dist.errors import ConfigError, InputError
 from toffee_dist.results.published import PublishedRun
+from toffee_dist.storage.parquet import reading
 from toffee_dist.timegrid import TimeGrid, parse_moment
 
 # Ids that are compared letter by letter, of those with the longest common beginning and end.
@@ -54,14 +55,19 @@ def find_nodes(run: PublishedRun, names: Sequence[object], space: str | None = N
         raise ConfigError(
             "space", got=space, allowed="nothing: this run has one space of nodes", remedy="Leave it out."
         )
-    wanted = [_as_id(name, schema["node_id"]) for name in names]
+    with reading(run.nodes.path):
+        wanted = [_as_id(name, schema["node_id"]) for name in names]
     ids = pl.Series("node_id", [item for item in wanted if item is not None], dtype=schema["node_id"])
     found = table.filter(pl.col("node_id").is_in(ids.unique().implode()))
     if space is not None:
         found = found.filter(pl.col("space") == space)
     columns = ["row", "node_id", *(["space"] if two_spaces else [])]
     nodes: dict[object, Node] = {}
-    for row in run.nodes.collect(found.select(columns)).iter_rows(named=True):
+    with reading(run.nodes.path):
+        rows = run.nodes.collect(found.select(columns)).to_dicts()
+        if not all(isinstance(row["row"], int) and 0 <= row["row"] < run.n_nodes for row in rows):
+            raise EOFError("rows that the run does not have")
+    for row in rows:
         node = Node(**row)
         if node.node_id in nodes:
             raise InputError(
@@ -119,7 +125,7 @@ def suggest(run: PublishedRun, name: str, count: int = 3) -> list[str]:
     shared = _common(data, starts, sizes, letters, 1) + _common(data, starts, sizes, letters, -1)
     likeness = np.minimum(shared, np.minimum(sizes, len(letters))) / np.maximum(sizes, len(letters))
     best = np.argsort(-likeness, kind="stable")[:CANDIDATES]
-    candidates = list(dict.fromkeys(ids["node_id"].gather(best)))
+    candidates = list(dict.fromkeys(ids["node_id"].gather(best).drop_nulls()))
     ratios = {item: difflib.SequenceMatcher(None, name, item).ratio() for item in candidates}
     near = sorted((item for item in candidates if ratios[item] >= 0.5), key=lambda item: -ratios[item])
     return near[:count]

@@ -14,7 +14,7 @@ from toffee_dist.results.nodes import Node, find_node
 from toffee_dist.results.plot import Panel, draw_image, draw_text
 from toffee_dist.results.published import PublishedRun
 from toffee_dist.storage.files import replacing
-from toffee_dist.storage.vectors import read_node_rows
+from toffee_dist.storage.vectors import CompactTable, read_node_rows
 from toffee_dist.timegrid import TimeGrid
 
 
@@ -27,11 +27,16 @@ class NodeTrajectory:
     node : which node
     grid : the steps as times
     vectors : (steps, rank)
+    noise : (steps,), the length that each vector would have if the node's events were unrelated; None of a
+        trajectory by ALS
+    p_value : how often a node that keeps still moves as far; None of a trajectory by ALS
     """
 
     node: Node
     grid: TimeGrid
     vectors: NDArray[Any]
+    noise: NDArray[np.float32] | None = None
+    p_value: float | None = None
 
     @property
     def lengths(self) -> NDArray[np.float64]:
@@ -57,7 +62,16 @@ class NodeTrajectory:
     def text(self, width: int = 80) -> str:
         """Return both curves as plain characters, at most `width` wide."""
         ends = self.grid.show(0), self.grid.show(self.grid.n_steps - 1)
-        return "\n\n".join(draw_text(panel, ends, width) for panel in self.panels())
+        drawn = [draw_text(panel, ends, width) for panel in self.panels()]
+        if self.p_value is not None:
+            drawn.append(self.verdict())
+        return "\n\n".join(drawn)
+
+    def verdict(self) -> str:
+        """Say whether the node moves, or whether that may be noise."""
+        assert self.p_value is not None
+        moves = "It moves" if self.p_value < 0.05 else "That it moves may be noise"
+        return f"{moves}: p = {self.p_value:.3f} for a node whose links come at any time."
 
     def write_png(self, path: Path) -> None:
         """Draw both curves into a PNG file."""
@@ -69,10 +83,12 @@ class NodeTrajectory:
         with replacing(path) as temporary, temporary.open("w", newline="") as file:
             rows = csv.writer(file)
             rank = self.vectors.shape[1]
-            rows.writerow(["step", "start", "length", "cosine", *(f"v{c}" for c in range(rank))])
+            named = ["step", "start", "length", "cosine"] + ["noise"] * (self.noise is not None)
+            rows.writerow([*named, *(f"v{c}" for c in range(rank))])
             figures = zip(self.lengths, self.cosines, self.vectors, strict=True)
             for step, (length, cosine, vector) in enumerate(figures):
-                rows.writerow([step, self.grid.show(step), f"{length:.6g}", f"{cosine:.6g}", *vector])
+                level = [] if self.noise is None else [f"{self.noise[step]:.6g}"]
+                rows.writerow([step, self.grid.show(step), f"{length:.6g}", f"{cosine:.6g}", *level, *vector])
 
 
 def read_trajectory(run: PublishedRun, node: object, space: str | None = None) -> NodeTrajectory:
@@ -80,4 +96,8 @@ def read_trajectory(run: PublishedRun, node: object, space: str | None = None) -
     table = run.vectors("trajectory")
     found = find_node(run, node, space)
     [vectors] = read_node_rows(table, [found.row])
-    return NodeTrajectory(found, run.grid, vectors)
+    if not isinstance(table, CompactTable):
+        return NodeTrajectory(found, run.grid, vectors)
+    compact = table.compact
+    [noise] = compact.noise(found.row, found.row + 1, np.arange(run.n_steps))
+    return NodeTrajectory(found, run.grid, vectors, noise, compact.movement_p(found.row))

@@ -35,7 +35,7 @@ def hold_lock(out: Path) -> Iterator[None]:
 
     The lock is a lease: a thread renews it for as long as the block lasts. A lock that was not renewed for
     `LEASE_SECONDS` is stale; so is at once that of a process of this host (by number and start) that has
-    ended. Clocks of hosts must agree to within minutes.
+    ended. How long ago that was is told by the clock of the storage alone: hosts may have any time.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def _take(path: Path, own: Mapping[str, Any]) -> None:
             if holder["token"] == own["token"]:
                 # The first answer was lost on the way, and the request was sent again.
                 return
-        if holder is not None and not _is_stale(holder):
+        if holder is not None and not _is_stale(path, holder):
             raise UnfinishedError(
                 "another embed, refresh, resume or rollback of this folder is under way",
                 got=f"process {holder['pid']} on {holder['host']} since {holder['since']}",
@@ -102,7 +102,7 @@ def _take_over(path: Path, own: Mapping[str, Any], stale: Mapping[str, Any] | No
         others = [other for other in path.parent.glob(f"{path.name}.*") if other.name != claim.name]
         for other in others:
             holder = _read_lock(other)
-            if holder is not None and not _is_stale(holder):
+            if holder is not None and not _is_stale(other, holder):
                 return False
         if _read_lock(path) != stale or not path.exists():
             return False
@@ -166,9 +166,9 @@ def _read_lock(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _is_stale(holder: Mapping[str, Any]) -> bool:
+def _is_stale(path: Path, holder: Mapping[str, Any]) -> bool:
     try:
-        if abs(time.time() - float(holder["seen"])) > LEASE_SECONDS:
+        if _age(path, holder) > LEASE_SECONDS:
             return True
         if holder["host"] != socket.gethostname():
             return False
@@ -179,3 +179,18 @@ def _is_stale(holder: Mapping[str, Any]) -> bool:
         return True
     except psutil.AccessDenied:
         return False
+
+
+def _age(path: Path, holder: Mapping[str, Any]) -> float:
+    """Return the seconds since a lock was written, by the clock of the storage, which a new file tells."""
+    probe = path.parent / f".{path.name}-{uuid.uuid4().hex}"
+    try:
+        probe.write_bytes(b"")
+        now, written = probe.stat().st_mtime, path.stat().st_mtime
+    except FileNotFoundError:
+        # It was removed meanwhile; whoever makes the next one is found by the next look.
+        return 0.0
+    finally:
+        probe.unlink(missing_ok=True)
+    # A store that does not tell has only what the holder wrote.
+    return now - written if now and written else abs(time.time() - float(holder["seen"]))

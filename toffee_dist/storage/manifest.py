@@ -134,6 +134,7 @@ class JobRecord(Record):
         Names of the options that were, which until the edges are staged must be given again.
     """
 
+    format: int = FORMAT
     config: dict[str, Any]
     hidden: tuple[str, ...] = ()
     identity: str
@@ -288,14 +289,7 @@ def read_record(path: Path, kind: type[T]) -> T:
         Where it cannot be read, is of a later format, or is not what it should be.
     """
     data = read_json(path)
-    found = data.get("format", FORMAT) if isinstance(data, dict) else FORMAT
-    if isinstance(found, int) and found > FORMAT:
-        raise InputError(
-            f"{path} has a later format",
-            got=found,
-            allowed=f"up to {FORMAT}",
-            remedy="Read it with the version of toffee_dist that wrote it, or a later one.",
-        )
+    refuse_later_format(path, data)
     try:
         return kind.model_validate(data)
     except (ValidationError, RecursionError) as error:
@@ -304,6 +298,22 @@ def read_record(path: Path, kind: type[T]) -> T:
         first = error.errors()[0]
         where = ".".join(str(part)[:40] for part in first["loc"]) or "the whole"
         raise _damaged_record(path, f"{where}: {first['msg']}") from None
+
+
+class LaterFormatError(InputError):
+    """A file that was written by a program that knows more than we do."""
+
+
+def refuse_later_format(path: Path, data: Any) -> None:
+    """Raise LaterFormatError where a file says that it was written by a later program than this."""
+    found = data.get("format", FORMAT) if isinstance(data, dict) else FORMAT
+    if isinstance(found, int) and found > FORMAT:
+        raise LaterFormatError(
+            f"{path} has a later format",
+            got=found,
+            allowed=f"up to {FORMAT}",
+            remedy="Read it with the version of toffee_dist that wrote it, or a later one.",
+        )
 
 
 def _damaged_record(path: Path, found: str) -> InputError:

@@ -34,6 +34,9 @@ ATTEMPTS = 4
 CONNECT_TIMEOUT, READ_TIMEOUT = 10.0, 30.0
 # Bytes of one range, or of one part of an upload, that is held beside its place; and how many parts at once.
 RANGE_BYTES, UPLOADS_AT_ONCE = 16 << 20, 2
+# How stores say that the condition of a write did not hold; s3fs knows only the long form of the first, which
+# Ceph's gateway does not send.
+REFUSED = ("PreconditionFailed", "ConditionalRequestConflict")
 # Bytes of the first range.
 HEAD_BYTES = 64 << 10
 
@@ -262,7 +265,12 @@ class RemotePath:
     def create(self, data: bytes) -> None:
         """Write a file that must not be there yet, else raise FileExistsError; of two at once, one may."""
         with self.failing():
-            self.fs.pipe_file(self.key, data, mode="create")
+            try:
+                self.fs.pipe_file(self.key, data, mode="create")
+            except OSError as error:
+                if _code(error) in REFUSED:
+                    raise FileExistsError from None
+                raise
 
     def open(self, mode: str = "rb") -> IO[bytes]:
         """Open a file for reading bytes; only what is asked for is fetched."""
@@ -301,7 +309,8 @@ class RemotePath:
         try:
             yield
         except FileNotFoundError as error:
-            what = "no such bucket" if "bucket" in str(error).lower() else "no such object"
+            said = f"{error} {_code(error)}".lower()
+            what = "no such bucket" if "bucket" in said else "no such object"
             raise FileNotFoundError(errno.ENOENT, what, self.url) from None
         except FileExistsError:
             raise FileExistsError(errno.EEXIST, "the object exists", self.url) from None
@@ -358,7 +367,16 @@ class Ranges(io.RawIOBase):
 
 def _first_line(error: Exception) -> str:
     text = str(error).strip()
-    return text.splitlines()[0][:300] if text else type(error).__name__
+    # Some stores send a code, and no words.
+    if not text or text.endswith("None"):
+        return _code(error) or type(error).__name__
+    return text.splitlines()[0][:300]
+
+
+def _code(error: BaseException) -> str:
+    """Return the store's own name for a failure; empty where it gave none."""
+    answer = getattr(error.__cause__, "response", None) or {}
+    return str(answer.get("Error", {}).get("Code") or "")
 
 
 def to_path(text: str | Path) -> Path:

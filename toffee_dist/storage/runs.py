@@ -30,6 +30,7 @@ from toffee_dist.storage.files import (
 from toffee_dist.storage.manifest import (
     IngestRecord,
     JobRecord,
+    LaterFormatError,
     Manifest,
     Pointer,
     read_record,
@@ -343,6 +344,8 @@ def _withdrawn(out: Path) -> tuple[str, ...]:
     """Return the runs that were withdrawn; none where the pointer is damaged, which a new one repairs."""
     try:
         pointer = read_pointer(out)
+    except LaterFormatError:
+        raise
     except InputError:
         return ()
     return () if pointer is None else pointer.withdrawn
@@ -373,7 +376,8 @@ def get_run(out: Path, run_id: str) -> RunFolder:
 
 
 def new_run(out: Path) -> RunFolder:
-    """Make the folder of a new run."""
+    """Make the folder of a new run; not in a folder whose pointer a later program wrote."""
+    _withdrawn(out)
     # The time first, so that names sort by age; the word, so that two at once do not meet.
     run = get_run(out, f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}-{uuid.uuid4().hex[:4]}")
     if passes_link(run.out, run.path):

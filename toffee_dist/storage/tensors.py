@@ -21,6 +21,7 @@ from toffee_dist.errors import InputError
 from toffee_dist.storage.disk import disk
 from toffee_dist.storage.files import create_array, read_array, read_text, save_array, write_json
 from toffee_dist.storage.local_cache import cached_copy
+from toffee_dist.storage.manifest import LaterFormatError, refuse_later_format
 from toffee_dist.storage.paths import as_remote, to_path
 from toffee_dist.tensor import TemporalTensor, index_dtype
 
@@ -259,6 +260,7 @@ def read_kind(folder: Path | str) -> tuple[bool, int]:
 def _read_header(folder: Path) -> tuple[str, dict[str, Any]]:
     text = read_text(folder / HEADER)
     header = json.loads(text)
+    refuse_later_format(folder / HEADER, header)
     if header["format"] != FORMAT:
         raise ValueError(f"format {header['format']}")
     return text, header
@@ -269,6 +271,8 @@ def _reading(folder: Path) -> Iterator[None]:
     """Turn whatever a damaged folder raises into words."""
     try:
         yield
+    except LaterFormatError:
+        raise
     except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"no staged tensor in {folder}",

@@ -8,6 +8,7 @@ Whatever is asked for, a few blocks are in memory at once, beside what is return
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -447,6 +448,14 @@ def read_node_rows(table: VectorTable, nodes: ArrayLike, first: int = 0, stop: i
 
 def read_whole(table: VectorTable) -> Vectors:
     """Return all of it, in the shape of the table."""
+    # The shape is the manifest's word: a damaged one must not reserve memory for what is not there.
+    rows_there = sum(group.end - group.start for group in table.groups())
+    if rows_there != math.prod(table.shape[:-1]):
+        raise InputError(
+            "the vectors of a run are not whole",
+            got=f"{rows_there:,} rows; the manifest has {math.prod(table.shape[:-1]):,}",
+            remedy="Use another run: toffee runs lists them.",
+        )
     out = np.empty(table.shape, table.dtype)
     rows = out.reshape(-1, table.length)
     for at, vectors in iter_vectors(table):
