@@ -122,6 +122,26 @@ def test_rescal_benchmark(shared_data: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.data
+def test_models_benchmark(shared_data: Path) -> None:
+    result = last_line(run("benchmarks/models.py", "--graph", "workplace"))
+    assert result["ctdne"] >= 5
+    assert result["htne"] >= 10
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_paper_benchmark_goes_on(shared_data: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "picture.svg"
+    command = ["--seeds", "1", "--graphs", "wildbird", "--systems", "tne", "toffee", "memory"]
+    command += ["--keep", str(tmp_path / "kept"), "--picture", str(picture)]
+    first = run("benchmarks/paper.py", *command)
+    assert "(0.7018)" in first
+    assert last_line(run("benchmarks/paper.py", *command)) == last_line(first)
+    assert "toffee" in picture.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.data
 def test_evaluate_benchmark(shared_data: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     command = ["--seeds", "3", "--graphs", "workplace", "--page", str(page)]
