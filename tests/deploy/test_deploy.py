@@ -250,7 +250,7 @@ def test_the_commands_of_compose(tmp_path: Path) -> None:
         fs.mkdir("toffee")
         with pods(commands, certificates, tmp_path) as move:
             job_command = [word.replace("/data/edges", str(edges)) for word in move(commands["job"])]
-            run(*job_command, "--rank=8", "--freqs=all", "--workers=1")
+            run(*job_command, "--rank=8", "--freqs=all", "--trajectory-by=als", "--workers=1")
             check_health(move, certificates / "worker")
         fs.get("toffee/vectors", str(tmp_path), recursive=True)
     expected = start_run(job(edges, tmp_path / "threads"))
@@ -585,6 +585,7 @@ def test_sbatch(tmp_path: Path) -> None:
     config = tmp_path / "embed.toml"
     config.write_text(
         f'inputs = ["{edges}"]\noutputs = ["embedding", "trajectory"]\nfreqs = "all"\nrank = 8\n'
+        'trajectory_by = "als"\n'
     )
     environment = os.environ | {
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
@@ -630,6 +631,7 @@ def test_jobqueue(tmp_path: Path) -> None:
         *(DEPLOY / "slurm" / "jobqueue.py", "--cores=1", "--memory=2GB", "--walltime=00:30:00", "--most=2"),
         *("--interface=lo", f"--shared={tmp_path}", "--"),
         *("embed", edges, f"--out={out}", "--rank=8", "--outputs=embedding,trajectory", "--freqs=all"),
+        "--trajectory-by=als",
     ]
     run(sys.executable, *command, env=os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"})
     [script, *_] = jobs.glob("script.*")

@@ -26,7 +26,7 @@ from toffee_dist.storage.runs import find_run, list_runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.cluster]
 
-DEMO = {"step": "6h", "undirected": True, "rank": 16, "freqs": "lowest:48"}
+DEMO = {"step": "6h", "undirected": True, "rank": 16, "freqs": "lowest:48", "trajectory_by": "als"}
 SECONDS = 240
 
 
@@ -108,7 +108,7 @@ def test_the_job_with_a_host_cut_off(cluster: hosts.Cluster, tmp_path: Path) -> 
     edges = tmp_path / "edges.parquet"
     make_graph()[0].write_parquet(edges)
     ask_s3(cluster, f"fs.put({str(edges)!r}, '{BUCKET}/edges/edges.parquet')")
-    options = [f"--{name}={value}" for name, value in DEMO.items() if value is not True]
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in DEMO.items() if value is not True]
     where = [f"{BUCKET}/edges/", f"--out={BUCKET}/vectors", "--workers=3", "--wait=60"]
     run = toffee(cluster, "embed", *where, "--undirected", "--outputs=embedding,trajectory", *options)
     ask_s3(cluster, f"assert len(fs.glob('{BUCKET}/vectors/runs/*/work/slices/0*.json')) >= 6", again=90)

@@ -42,7 +42,7 @@ SECONDS = 240
 DEMO = {"step": "6h", "undirected": True, "rank": 16, "freqs": "lowest:16"}
 TOML = (
     'inputs = ["{edges}"]\nstep = "6h"\nundirected = true\nrank = 16\nfreqs = "lowest:16"\n'
-    'outputs = ["embedding", "trajectory"]\n'
+    'outputs = ["embedding", "trajectory"]\ntrajectory_by = "als"\n'
 )
 
 
@@ -191,7 +191,8 @@ def test_jobqueue(slurm: Any, demo: Path, undisturbed: dict[str, str], tmp_path:
     options = ["--cores=1", "--memory=1500MB", "--walltime=00:30:00", "--most=2", "--interface=lo"]
     where = [sys.executable, str(DEPLOY / "slurm" / "jobqueue.py"), *options, f"--shared={tmp_path}", "--"]
     environment = os.environ | slurm.environment | slow_slices(tmp_path / "slow.py", 0.2)
-    words = ["--step=6h", "--undirected", "--rank=16", "--freqs=lowest:16", "--outputs=embedding,trajectory"]
+    words = ["--step=6h", "--undirected", "--rank=16", "--freqs=lowest:16", "--trajectory-by=als"]
+    words += ["--outputs=embedding,trajectory"]
     out = tmp_path / "vectors"
     before = set(slurm.run("squeue", "--noheader", "--format=%i", "--states=all").split())
     process = subprocess.Popen(

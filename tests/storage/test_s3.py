@@ -180,7 +180,8 @@ def test_the_command_line(store: s3.Proxy, there: str, edges: Path, tmp_path: Pa
     out = s3.unique("cli")
     options = ["--rank=8", "--mode=processes", "--workers=2", "--json"]
     done = toffee(
-        "embed", there, f"--out={out}", "--outputs=embedding,trajectory", "--freqs=lowest:4", *options
+        *("embed", there, f"--out={out}", "--outputs=embedding,trajectory"),
+        *("--freqs=lowest:4", "--trajectory-by=als", *options),
     )
     assert done.returncode == 0, done.stderr
     local = start_run(job(edges, tmp_path / "out")).run.path
