@@ -49,5 +49,7 @@ def night(edges: Path, out: Path, **options: Any) -> RefreshConfig:
         "workers": 1,
         "wait": 30.0,
         "report": False,
+        # Slices of many frequencies: there is more to interrupt, to keep and to start from.
+        "trajectory_by": "als",
     }
     return RefreshConfig.read(settings | options)

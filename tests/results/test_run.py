@@ -178,7 +178,8 @@ def test_a_damaged_part_is_told_in_one_wording(tmp_path: Path) -> None:
 
 def test_a_run_behind_a_url_answers_alike(edges: Path, runs: dict[bool, Run]) -> None:
     outputs = (*ALL, "factors")
-    config = job(edges, to_path("memory://asked"), undirected=True, outputs=outputs)
+    where = to_path("memory://asked")
+    config = job(edges, where, undirected=True, outputs=outputs, trajectory_by="filter")
     start_run(config, limits=SMALL)
     there, here = load_run("memory://asked"), runs[True]
     assert len(there.embedding.files) > 1

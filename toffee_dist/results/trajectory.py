@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ class NodeTrajectory:
         ends = self.grid.show(0), self.grid.show(self.grid.n_steps - 1)
         drawn = [draw_text(panel, ends, width) for panel in self.panels()]
         if self.p_value is not None:
-            drawn.append(self.verdict())
+            drawn.append(textwrap.fill(self.verdict(), width))
         return "\n\n".join(drawn)
 
     def verdict(self) -> str:
