@@ -204,7 +204,7 @@ class CompactTrajectory:
             if as_remote(path) is None:
                 try:
                     rows = np.load(path, mmap_mode="r", allow_pickle=False)[wanted]
-                except (OSError, EOFError, ValueError, IndexError) as error:
+                except (OSError, EOFError, ValueError, IndexError, OverflowError, SyntaxError) as error:
                     raise self._damaged(path.name, error) from None
             else:
                 rows = self._read(path, int(wanted[0]), int(wanted[-1]) + 1)[wanted - wanted[0]]
