@@ -379,7 +379,11 @@ COMMANDS = (
     ("nodes.parquet", ["report", "RUN", "--to", "NEW"]),
     ("frequencies.parquet", ["report", "RUN", "--to", "NEW"]),
     ("embedding/part-00000.parquet", ["neighbors", "RUN", "1"]),
-    ("trajectory/part-00000.parquet", ["trajectory", "RUN", "1"]),
+    ("compact/kernel.npy", ["trajectory", "RUN", "1"]),
+    ("compact/00000-starts.npy", ["trajectory", "RUN", "1"]),
+    ("compact/00000-target.npy", ["trajectory", "RUN", "1"]),
+    ("compact/00000-value.npy", ["trajectory", "RUN", "1"]),
+    ("compact/00000-basis.npy", ["trajectory", "RUN", "1"]),
     ("registry/part-0-00000.parquet", ["fold-in", "RUN", "EDGES", "--to", "NEW"]),
     ("manifest.json", ["inspect", "RUN"]),
 )

@@ -203,6 +203,8 @@ class CompactTrajectory:
             wanted, path = nodes[low:high] - self.cuts[block], array_of(self.folder, block, "basis")
             if as_remote(path) is None:
                 try:
+                    # Our reader checks header and size; NumPy's raises whatever a damaged header leads to.
+                    read_array(path, 0, 0)
                     rows = np.load(path, mmap_mode="r", allow_pickle=False)[wanted]
                 except (OSError, EOFError, ValueError, IndexError) as error:
                     raise self._damaged(path.name, error) from None
