@@ -76,6 +76,28 @@ def test_cells_that_are_there_are_not_made_again(tmp_path: Path, monkeypatch: py
     assert marked == fitted == 0
 
 
+def test_a_fit_that_was_resumed_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seconds of its last life alone would be a wrong figure."""
+    config = EvaluateConfig(
+        models=("toffee-paper",), features=("hadamard",), seeds=1, options=FitSettings(**QUICK)
+    )
+
+    def killed(*arguments: Any) -> Any:
+        fit_staged(*arguments)
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compare, "fit_staged", killed)
+        with pytest.raises(KilledError):
+            evaluate(make_events(1), config, cache=tmp_path / "a")
+    (resumed,) = evaluate(make_events(1), config, cache=tmp_path / "a")
+    (whole,) = evaluate(make_events(1), config, cache=tmp_path / "b")
+    assert np.isnan(resumed.fit_seconds)
+    assert np.isnan(resumed.fit_mib)
+    assert whole.fit_seconds > 0
+    assert resumed.micro_f1 == whole.micro_f1
+
+
 @pytest.mark.parametrize("change", ["step", "seed", "rank", "row"])
 def test_another_question_is_another_cell(change: str, tmp_path: Path) -> None:
     events = make_events(1)

@@ -172,9 +172,12 @@ class Fits:
             name = digest(__version__, self._graph, model, options.model_dump_json(), entry, pair_weight)
             kept = self._kept.fit_folder(name)
             folder = kept or self._folder / f"fit-{self.count}"
+            resumed = kept is not None and kept.exists()
             context = FitContext(str(tensor), str(folder), options, self._run)
             with measured() as usage:
                 report = fit_staged(model, context)
+            if resumed:
+                usage = Usage(seconds=float("nan"))
             found = context.read_embedding(report)
             if kept is None:
                 remove_tree(folder)

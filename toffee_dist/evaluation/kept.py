@@ -28,7 +28,10 @@ SAY_EVERY = 10.0
 
 @dataclass
 class Usage:
-    """What a fit took in this process: CPU seconds, and MiB above what the process had before."""
+    """What a fit took in this process: CPU seconds, and MiB above what the process had before.
+
+    Not a number where that is not known: of a fit that an earlier process began, nobody has both parts.
+    """
 
     seconds: float = 0.0
     mib: float = float("nan")
@@ -113,7 +116,7 @@ class Kept:
         return None if found is None else Usage(**found)
 
     def write_usage(self, name: str, usage: Usage) -> None:
-        """Keep what a finished fit took; what an interrupted attempt took before is added."""
+        """Keep what a finished fit took."""
         path = self.fit_folder(name)
         if path is not None:
             write_json(path.with_suffix(".json"), {"seconds": usage.seconds, "mib": usage.mib})

@@ -194,6 +194,8 @@ def train(task: TrainTask) -> FitReport:
     return report
 
 
+# Rough, on the safe side, and for walks of full length: on the six graphs of the paper the estimate is 4 to
+# 10 times what was measured (benchmarks/paper.py).
 # Seconds per node of a walk that is drawn; of learning, per pair of nodes, candidate and column.
 WALK_SECONDS, PAIR_SECONDS = 2e-7, 5e-10
 

@@ -173,6 +173,8 @@ def encode(task: EncodeTask) -> FitReport:
     return report
 
 
+# Rough: on the six graphs of the paper the estimate is 1.2 to 2.4 times what was measured
+# (benchmarks/paper.py).
 # Seconds of a multiplication and an addition in single precision; of a pair of nodes on a walk.
 FLOP_SECONDS, MEETING_SECONDS = 4e-11, 3e-7
 # Nodes of a walk, for the pairs that meet: means of 3.5 to 12 were measured on the graphs of the paper.

@@ -45,6 +45,8 @@ def fit_links(task: ReductionTask) -> FitReport:
     return report
 
 
+# Rough, on the safe side: on the six graphs of the paper the estimate is 1.9 to 2.5 times what was measured
+# (benchmarks/paper.py).
 # Seconds per link, candidate (the neighbour and the negatives), term (the node and its history) and column;
 # and those of the compiler.
 TERM_SECONDS, COMPILE_SECONDS = 6e-10, 5.0

@@ -176,7 +176,7 @@ def join(task: RowsTask) -> FitReport:
 
 
 # Seconds of a slice by plain ALS, per n·r², pair·r and r³ of an iteration, and iterations until it settles.
-# Measured on email by days (r 128), fb-forum by days (r 128), hypertext and workplace (r 64).
+# Rough, from the number of operations; on wildbird (r 128) the estimate is 2.2 times what was measured.
 TALL_SECONDS, PAIR_SECONDS, SMALL_SECONDS, USUAL_ITERATIONS = 1e-9, 6e-9, 6e-9, 60
 
 

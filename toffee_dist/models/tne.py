@@ -33,7 +33,7 @@ from toffee_dist.tensor import Floats, TemporalTensor
 
 # The public code's passes over the rows of a snapshot, at the most.
 PASSES = 300
-# Rounds over all snapshots after the first; λ couples them so weakly that one is mostly enough.
+# Rounds over all snapshots after the first, at the most.
 MAX_ROUNDS = 5
 COUNT = "snapshots.json"
 
@@ -235,6 +235,8 @@ def _path(work: Path, number: int, snapshot: int) -> Path:
     return work / f"z-{number:03d}-{snapshot:05d}.npy"
 
 
+# Rough, on the safe side: on the six graphs of the paper the estimate is 4.5 to 7 times what was measured
+# (benchmarks/paper.py).
 # Seconds of a pass over the rows, per n·r² and per link·r.
 ROW_SECONDS, LINK_SECONDS = 1.5e-9, 1e-9
 # Passes that a snapshot takes until it settles, all rounds together.
