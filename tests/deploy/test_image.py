@@ -25,7 +25,7 @@ from tests.harness.commands import wait_until
 from tests.harness.containers import BASE, IMAGE, Engine
 from toffee_dist.storage.runs import find_run
 
-pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.daemons, pytest.mark.timeout(1200)]
 
 # As Compose and Kubernetes run it. Podman's timers of health checks need systemd: they are run by hand.
 STRICT = ("--rm", "--no-healthcheck", "--read-only", "--cap-drop=all", "--security-opt=no-new-privileges")

@@ -22,7 +22,7 @@ from tests.harness.debian import Machine
 from tests.harness.refreshes import write_day, write_days
 from toffee_dist.storage.runs import find_run, list_runs
 
-pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.daemons, pytest.mark.timeout(900)]
 
 SERVICE, TIMER = "toffee-refresh.service", "toffee-refresh.timer"
 NIGHTLY = """inputs = ["/srv/edges"]
