@@ -48,7 +48,7 @@ test: check
 # What a change has most likely broken, in about a minute: no cluster, no whole job, few examples of a property.
 quick: lint
 	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest --quiet --numprocesses $(TESTS_AT_ONCE) --dist worksteal \
-	  -m "not (slow or cluster or job or data or deploy)"
+	  -m "not (slow or cluster or job or data or deploy or daemons)"
 
 # Several hosts with TLS on this machine, storage on S3, one of them cut off: see deploy/hosts.py.
 cluster-test: setup
@@ -75,22 +75,22 @@ s3-test: setup
 # The recipes of deploy/slurm/ on Slurm itself: a controller and two nodes on this machine.
 slurm-test: deploy-setup
 	@$(call debian,munge slurm-wlm)
-	$(BIN)/python -m pytest -m deploy --durations=8 tests/deploy/test_slurm.py
+	$(BIN)/python -m pytest -m daemons --durations=8 tests/deploy/test_slurm.py
 
 # The service and timer of deploy/systemd/ under a booted systemd, in a container; as root.
 systemd-test: setup
 	@$(call debian,debootstrap systemd-container)
-	$(BIN)/python -m pytest -m deploy --durations=8 tests/deploy/test_systemd.py
+	$(BIN)/python -m pytest -m daemons --durations=8 tests/deploy/test_systemd.py
 
 # The image and the services of Compose, built and run without Docker or a registry; as root.
 image-test: deploy-setup
 	@$(call debian,aardvark-dns buildah debootstrap iptables netavark podman podman-compose runc)
-	$(BIN)/python -m pytest -m deploy --durations=8 tests/deploy/test_image.py
+	$(BIN)/python -m pytest -m daemons --durations=8 tests/deploy/test_image.py
 
 # Dask's figures behind TLS, a Prometheus that fetches them, the alarms and the dashboard.
 watch-test: setup
 	@$(call debian,prometheus)
-	$(BIN)/python -m pytest -m "deploy or not deploy" --durations=5 tests/deploy/test_watching.py
+	$(BIN)/python -m pytest -m "daemons or not daemons" --durations=5 tests/deploy/test_watching.py
 
 # Clusters of two Pythons and of two Dasks, which a job must refuse: environments of their own, as they would be.
 OTHER_PYTHON ?= python3.12
@@ -102,7 +102,7 @@ mixed-test: setup
 	  .venv-dask/bin/python -m pip install --quiet --disable-pip-version-check -e . \
 	  dask==$(OTHER_DASK) distributed==$(OTHER_DASK); }
 	MIXED_PYTHON=$(CURDIR)/.venv-python/bin/python MIXED_DASK=$(CURDIR)/.venv-dask/bin/python \
-	  $(BIN)/python -m pytest -m deploy --durations=5 tests/deploy/test_mixed.py
+	  $(BIN)/python -m pytest -m daemons --durations=5 tests/deploy/test_mixed.py
 
 $(VENV)/.deploy: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,deploy]'

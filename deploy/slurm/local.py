@@ -216,7 +216,8 @@ def cluster(nodes: int = 2, cores: int = 1, memory: int = 4096) -> Iterator[Slur
         files = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munge.pid"}
         files |= {"log-file": "munge.log", "seed-file": "munge.seed"}
         options = [f"--{option}={folder / file}" for option, file in files.items()]
-        made.start("munged", "munged", "--foreground", *options)
+        # Forced: a temporary folder that others may not even pass through is no danger here.
+        made.start("munged", "munged", "--foreground", "--force", *options)
         until = time.monotonic() + START
         while not (folder / "munge.socket").exists() and time.monotonic() < until:
             time.sleep(0.05)

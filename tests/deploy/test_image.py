@@ -25,7 +25,7 @@ from tests.harness.commands import wait_until
 from tests.harness.containers import BASE, IMAGE, Engine
 from toffee_dist.storage.runs import find_run
 
-pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.daemons, pytest.mark.timeout(1200)]
 
 # As Compose and Kubernetes run it. Podman's timers of health checks need systemd: they are run by hand.
 STRICT = ("--rm", "--no-healthcheck", "--read-only", "--cap-drop=all", "--security-opt=no-new-privileges")
@@ -83,7 +83,7 @@ def test_the_image(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     probe = "id -u; for f in / /opt/toffee /data /tmp; do touch $f/x 2>/dev/null && echo $f; done; true"
     assert engine.podman(*run, "sh", "-c", probe).split() == ["10001", "/tmp"]
     demo = engine.podman(*run, "toffee", "demo", "--out=/tmp/demo")
-    assert "published" in demo
+    assert "report.html" in demo
     # A job has nothing that could be asked, and says so.
     engine.podman("run", *STRICT, "--network=none", IMAGE, "python", "/opt/toffee/health.py")
 

@@ -16,7 +16,7 @@ from tests.harness import clusters
 from tests.harness.clusters import free_port, security_options, wait_for_port, write_edges
 from toffee_dist.cluster.certs import write_certificates
 
-pytestmark = [pytest.mark.deploy, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.daemons, pytest.mark.timeout(200)]
 
 
 def other(kind: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from tests.harness.debian import Machine
 from tests.harness.refreshes import write_day, write_days
 from toffee_dist.storage.runs import find_run, list_runs
 
-pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.daemons, pytest.mark.timeout(900)]
 
 SERVICE, TIMER = "toffee-refresh.service", "toffee-refresh.timer"
 NIGHTLY = """inputs = ["/srv/edges"]
@@ -66,10 +67,12 @@ json.dump({"could": could, "user": user, "mask": oct(os.umask(0))}, file)
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+def machine() -> Iterator[Machine]:
     if reason := debian.why_not("systemd-nspawn", "nsenter"):
         pytest.skip(f"no booted system: {reason}")
-    root = tmp_path_factory.mktemp("machine") / "root"
+    # A gigabyte: not where temporary files are memory.
+    folder = Path(tempfile.mkdtemp(prefix="machine-", dir="/var/tmp"))
+    root = folder / "root"
     root.mkdir()
     try:
         debian.install(root)
@@ -84,7 +87,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
             made.run("systemctl", "start", "keep.service")
             yield made
     finally:
-        shutil.rmtree(root, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

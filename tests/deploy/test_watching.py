@@ -157,7 +157,7 @@ def test_promtool(tmp_path: Path, scheduler: Scheduler) -> None:
 
 
 @needs_prometheus
-@pytest.mark.deploy
+@pytest.mark.daemons
 @pytest.mark.cluster
 def test_a_prometheus_that_fetches_and_warns(scheduler: Scheduler, tmp_path: Path) -> None:
     shutil.copy(DEPLOY / "alerts.yaml", tmp_path)
@@ -184,8 +184,12 @@ def test_a_prometheus_that_fetches_and_warns(scheduler: Scheduler, tmp_path: Pat
 
     def ask(query: str) -> list[Any]:
         url = f"http://127.0.0.1:{port}/api/v1/query?" + urllib.parse.urlencode({"query": query})
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            found: list[Any] = json.load(answer)["data"]["result"]
+        try:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                found: list[Any] = json.load(answer)["data"]["result"]
+        except urllib.error.HTTPError:
+            # It listens before it is ready.
+            return []
         return found
 
     try:

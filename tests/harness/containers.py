@@ -24,6 +24,7 @@ log_driver = "k8s-file"
 runtime = "runc"
 cgroup_manager = "cgroupfs"
 events_logger = "none"
+lock_type = "file"
 tmp_dir = "{folder}/tmp"
 [network]
 network_backend = "netavark"
@@ -68,7 +69,8 @@ class Engine:
 @contextmanager
 def engine() -> Iterator[Engine]:
     """Give an engine without images; whatever happens, nothing of it stays."""
-    folder = Path(tempfile.mkdtemp(prefix="containers-"))
+    # Gigabytes: not where temporary files are memory.
+    folder = Path(tempfile.mkdtemp(prefix="containers-", dir="/var/tmp"))
     made = Engine(folder)
     (folder / "containers.conf").write_text(SETTINGS.format(folder=folder))
     # A container in a container may have no overlay; then every layer is a copy.
