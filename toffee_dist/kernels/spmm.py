@@ -48,13 +48,9 @@ def _compiled() -> Callable[..., None]:
     # Saves start-up time: only large graphs are multiplied in tiles.
     import numba
 
-    try:
-        compiled = numba.njit(nogil=True, cache=True)(_multiply_tile)
-    except RuntimeError:
-        # Nowhere to keep what was compiled: every process compiles for itself.
-        compiled = numba.njit(nogil=True)(_multiply_tile)
-    found: Callable[..., None] = compiled
-    return found
+    # Half a second per process: what numba would keep on disk are pickles, which we do not read.
+    compiled: Callable[..., None] = numba.njit(nogil=True)(_multiply_tile)
+    return compiled
 
 
 def _multiply_tile(
