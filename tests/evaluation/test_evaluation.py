@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted import planted_graph
 
+from tests.harness.events import make_events
 from toffee_dist import ConfigError, InputError
 from toffee_dist.evaluation import EvaluateConfig, Events, evaluate, read_events
 from toffee_dist.evaluation.classify import mark, marks_of, standardise
@@ -24,17 +25,6 @@ from toffee_dist.evaluation.steps import FutureConfig, StepCell, future_links, l
 from toffee_dist.models import MODELS, fit_staged
 from toffee_dist.settings import EdgeSettings, FitSettings
 from toffee_dist.timegrid import TimeScale
-
-
-def make_events(seed: int, n_nodes: int = 40, n_rows: int = 600, **changes: Any) -> Events:
-    """Communities that keep to themselves, over 40 days; ids are strings with gaps."""
-    rng = np.random.default_rng(seed)
-    source, other = rng.integers(0, n_nodes, (2, n_rows))
-    target = np.where(rng.random(n_rows) < 0.8, source // 10 * 10 + other % 10, other)
-    time = np.sort(rng.integers(0, 40, n_rows)) * 86_400
-    ids = pl.Series([f"n{3 * k:04d}" for k in range(n_nodes)])
-    base = Events(ids, source, target, time, None, TimeScale(1, True), "1d", directed=False)
-    return replace(base, **changes)
 
 
 @given(st.integers(0, 50), st.sampled_from(PROTOCOLS), st.booleans())

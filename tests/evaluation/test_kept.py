@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.evaluation.test_evaluation import make_events
+from tests.harness.events import make_events
 from toffee_dist import ConfigError
 from toffee_dist.evaluation import EvaluateConfig, compare, evaluate
 from toffee_dist.evaluation.classify import mark
