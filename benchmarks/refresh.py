@@ -152,6 +152,8 @@ def season(base: Path, stream: Stream, nights: int) -> dict[str, Any]:
     settings = {
         "inputs": (str(folder),),
         "outputs": ("embedding", "trajectory"),
+        # Slices of many frequencies, which a warm start serves.
+        "trajectory_by": "als",
         "mode": "threads",
         "workers": 1,
         "keep": 1,

@@ -30,10 +30,13 @@ def test_a_task_that_hangs(tmp_path: Path) -> None:
     out = tmp_path / "out"
     expected = digests(start_run(job(edges, tmp_path / "expected")).run.path)
     command = ["embed", str(edges), f"--out={out}", "--rank=8", "--outputs=embedding,trajectory"]
+    command += ["--freqs=all", "--trajectory-by=als"]
     environment = at_every_slice(tmp_path / "hangs.py", HANGS)
     with (
         clusters.cluster(workers=2, environment=environment) as running,
-        toffee(*command, "--freqs=all", f"--mode={running.address}", "--stall=5") as run,
+        toffee(
+            *command, "--freqs=all", "--trajectory-by=als", f"--mode={running.address}", "--stall=5"
+        ) as run,
     ):
         code, _, err = finish(run)
     assert code == 5, err

@@ -15,7 +15,14 @@ from tests.harness import clusters
 from toffee_dist.storage.runs import RunFolder, list_runs
 from toffee_dist.storage.slices import is_finished
 
-OPTIONS = ["--rank=24", "--outputs=embedding,trajectory", "--freqs=all", "--keep-work", "--wait=15"]
+OPTIONS = [
+    "--rank=24",
+    "--outputs=embedding,trajectory",
+    "--freqs=all",
+    "--trajectory-by=als",
+    "--keep-work",
+    "--wait=15",
+]
 SECONDS = 180
 
 
