@@ -20,7 +20,7 @@ from tests.harness import clusters
 from tests.harness.refreshes import write_days
 from toffee_dist.batch.pipeline import start_run
 from toffee_dist.cli import main
-from toffee_dist.cluster.mapping import TaskError, _guard, _result, _StallError
+from toffee_dist.cluster.mapping import TaskError, _attempt, _result, _StallError
 from toffee_dist.cluster.watchdog import Watch
 from toffee_dist.errors import ConfigError, InputError
 from toffee_dist.ingest.files import find_files, list_fragments
@@ -116,10 +116,10 @@ def test_a_panic_in_a_task_is_told_and_an_interrupt_stays_one() -> None:
         raise error
 
     with pytest.raises(TaskError, match="Panic: out of range"):
-        _guard(raising, Panic("out of range"))
+        _attempt(raising, Panic("out of range"))
     for kind in (KeyboardInterrupt, SystemExit):
         with pytest.raises(kind):
-            _guard(raising, kind())
+            _attempt(raising, kind())
 
 
 class DoneButSilent:
