@@ -54,12 +54,12 @@ def audit(folder: Path, *arguments: str) -> tuple[int, str]:
     [
         ({"dependencies": [CLEAN, UNKNOWN]}, 0, 0, "1 packages asked about, 0 with known weaknesses, 1 not"),
         ({"dependencies": [CLEAN, WEAK]}, 1, 1, "two 2.0: CVE-2000-1"),
-        ({"dependencies": []}, 0, 75, "NOT AUDITED, nothing was asked: the answer is about no package"),
+        ({"dependencies": []}, 0, 75, "NOT AUDITED, nothing was asked: the answer is about no"),
         (
             {"dependencies": [UNKNOWN, UNKNOWN]},
             0,
             75,
-            "NOT AUDITED, nothing was asked: the answer is about no package",
+            "NOT AUDITED, nothing was asked: the answer is about no",
         ),
         (None, 1, 75, "NOT AUDITED, nothing was asked: no answer"),
         ({}, 1, 75, "NOT AUDITED, nothing was asked: no answer"),
