@@ -110,7 +110,7 @@ def test_weights_that_cancel_are_no_entry() -> None:
         (([0], [0], [7]), "step in row 0 .*7.*n_steps = 4"),
         (([0.0, np.nan], [0, 0], [0, 0]), "integers.*nan in row 1"),
         ((["a"], [0], [0]), "integers.*<U1"),
-        (([0], [0, 1], [0]), "one element a row.*2 against 1"),
+        (([0], [0, 1], [0]), "one element per row.*2 against 1"),
         (([[0]], [0], [0]), "one dimension"),
         (([0, 1], [0, 1], [0, 1], [1.0, np.nan]), "weight in row 1.*nan"),
         (([0, 1], [0, 1], [0, 1], [np.inf, 1.0]), "weight in row 0.*inf"),

@@ -83,7 +83,7 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
     node_ids_ : list
         Of edges: the id of every row.
     fit_report_ : polars.DataFrame
-        A row a solved frequency: energy, objective, bound, gap, iterations, seconds, solver, converged.
+        A row per solved frequency: energy, objective, bound, gap, iterations, seconds, solver, converged.
 
     Examples
     --------
@@ -234,7 +234,7 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
 
     @property
     def fit_report_(self) -> pl.DataFrame:
-        """A row a solved frequency in the order of k, after that of the embedding."""
+        """A row per solved frequency in the order of k, after that of the embedding."""
         self._check_fitted()
         reports = {k: f.report for k, f in sorted(self._slices.items())}
         rows = [

@@ -35,8 +35,8 @@ class Limits:
         in a pass, so blocks of a large graph are larger, up to what a worker can be expected to hold.
     slice_bytes
         What a task may hold that solves a slice whole; a larger one is cut into blocks too.
-    table_rows, table_pairs
-        Rows of a table, and pairs, that are held at once.
+    table_rows
+        Rows of a table that are held at once.
     """
 
     table_bytes: int = 32 << 20
@@ -56,7 +56,6 @@ class Limits:
     max_block_work: int = 64 << 20
     slice_bytes: int = 3 << 30
     table_rows: int = 1 << 20
-    table_pairs: int = 1 << 22
 
 
 LIMITS = Limits()

@@ -196,7 +196,7 @@ class TemporalTensor:
         for name, array in (("target", j), ("step", t), ("weight", value)):
             if len(array) != len(i):
                 raise InputError(
-                    f"{name} and source must have one element a row",
+                    f"{name} and source must have one element per row",
                     got=f"{len(array)} against {len(i)}",
                     allowed="equal lengths",
                     remedy="Give every event a source, a target and a step.",
@@ -255,7 +255,7 @@ class TemporalTensor:
                 "snapshots",
                 got="an empty list",
                 allowed="at least one n×n matrix",
-                remedy="Pass a matrix a step.",
+                remedy="Pass one matrix per step.",
             )
         shapes = {matrix.shape for matrix in snapshots}
         if len(shapes) > 1:

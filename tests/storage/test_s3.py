@@ -75,11 +75,6 @@ def behaving(request: pytest.FixtureRequest) -> Iterator[None]:
 SMALL = Limits(max_batch=8, part_bytes=1 << 19, bucket_ids=200, bin_entries=1000, block_entries=3000)
 
 
-@pytest.fixture
-def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many blocks, buckets, batches and parts of a small graph."""
-
-
 @pytest.fixture(scope="module")
 def edges(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return clusters.write_edges(tmp_path_factory.mktemp("edges") / "edges.parquet", days=20)
@@ -130,7 +125,7 @@ def toffee(*arguments: str) -> subprocess.CompletedProcess[str]:
     "options", [{}, {"undirected": True, "outputs": ("embedding", "factors", "spectrum"), "report": True}]
 )
 def test_the_bytes_of_a_local_folder(
-    store: s3.Proxy, edges: Path, there: str, tmp_path: Path, small_tasks: None, options: dict[str, Any]
+    store: s3.Proxy, edges: Path, there: str, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     local = start_run(job(edges, tmp_path / "out", **options), limits=SMALL).run.path
     out = s3.unique("same")
