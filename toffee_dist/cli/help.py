@@ -13,7 +13,17 @@ from toffee_dist.cli.output import echo
 SECTIONS = {
     "Batch": ("plan", "embed", "resume", "inspect", "ingest"),
     "Nightly": ("refresh", "runs", "rollback", "fold-in"),
-    "Ask": ("neighbors", "trajectory", "similar-periods", "score", "report", "index", "export"),
+    "Ask": (
+        "neighbors",
+        "trajectory",
+        "similar-periods",
+        "explain",
+        "score",
+        "report",
+        "serve",
+        "index",
+        "export",
+    ),
     "More": ("evaluate", "demo", "certs", "completion"),
 }
 # Columns below which a section has a line of its own.

@@ -1,4 +1,4 @@
-"""`toffee neighbors`, `trajectory`, `similar-periods`, `score`, `index` and `export`: questions to a run."""
+"""`toffee neighbors`, `trajectory`, `similar-periods`, `explain`, `score`, `index`, `export`: ask a run."""
 
 from __future__ import annotations
 
@@ -158,6 +158,62 @@ def similar_periods_command(path: str, node: str, count: int, space: str | None,
         echo("\nMost similar:\n" + _table(found.similar))
 
 
+@click.command("explain", short_help="Which links, steps and rhythms made a vector or a move")
+@_run
+@_node
+@_at
+@click.option(
+    "--between", nargs=2, metavar="STEP STEP", help="Explain the move of the vector from one step to another."
+)
+@_count
+@_space
+@json_option
+def explain_command(
+    path: str,
+    node: str,
+    at: str | None,
+    between: tuple[str, str] | None,
+    count: int,
+    space: str | None,
+    as_json: bool,
+) -> None:
+    """Say which links, steps and rhythms made the vector of NODE.
+
+    Without --at or --between it is the one vector over all time. A share is how far a part goes in the
+    direction of the vector; all shares add up to 100 %, and what pulls the other way is negative. RUN needs
+    a trajectory made by the filter, which has the links of every node.
+
+    \b
+    Example:
+      toffee explain vectors alice
+      toffee explain vectors alice --at 2024-03-01
+      toffee explain vectors alice --between 2024-03-01 2024-03-08
+    """
+    # Saves start-up time.
+    from toffee_dist.results.run import load_run
+
+    found = load_run(path).explain(node, at=at, between=between, k=count, space=space)
+    if as_json:
+        echo(json.dumps(found.to_json()))
+        return
+    what = "the vector" if between is None else "the move"
+    echo(f"{show_line(node)}: {what} {found.about}, of length {found.length:.4g}")
+    for title, parts in (("links", found.links), ("steps", found.steps), ("rhythms", found.rhythms)):
+        if parts is None:
+            continue
+        shown = parts.table.drop("k", strict=False)
+        echo(f"\nBy {title}:\n" + _table(_percent(shown)))
+        if parts.n_others:
+            echo(f"{parts.n_others:,} others: {parts.others_share:.1%}")
+    if found.rhythms is None:
+        echo(f"\nNot from its links (what the solver left over): {found.rest_share:.1%}")
+
+
+def _percent(frame: Any) -> Any:
+    """Return a table whose column share is in percent."""
+    return frame.with_columns(share=[f"{share:.1%}" for share in frame["share"]])
+
+
 @click.command("score", short_help="The model's own score of pairs of nodes")
 @_run
 @click.argument("pairs", nargs=-1, required=True, metavar="PAIRS...")
@@ -167,8 +223,11 @@ def similar_periods_command(path: str, node: str, count: int, space: str | None,
     default=True,
     help="At a step: whether what a pair itself did counts, beside the company that both nodes keep.",
 )
+@click.option("--explain", "why", is_flag=True, help="Say which common directions make each score.")
 @json_option
-def score_command(path: str, pairs: tuple[str, ...], at: str | None, memory: bool, as_json: bool) -> None:
+def score_command(
+    path: str, pairs: tuple[str, ...], at: str | None, memory: bool, why: bool, as_json: bool
+) -> None:
     """Give the model's own score of PAIRS: how likely a link is, over all time or at a step.
 
     PAIRS are source,target words, or a Parquet or text file with two columns of ids. Scores are entries of
@@ -178,6 +237,7 @@ def score_command(path: str, pairs: tuple[str, ...], at: str | None, memory: boo
     Example:
       toffee score vectors alice,bob alice,carol
       toffee score vectors pairs.csv --at 2024-03-01
+      toffee score vectors alice,bob --explain
     """
     # Saves start-up time.
     import polars as pl
@@ -187,9 +247,34 @@ def score_command(path: str, pairs: tuple[str, ...], at: str | None, memory: boo
 
     run = load_run(path)
     sources, targets = read_pairs(pairs)
+    if why:
+        _explain_scores(run, sources, targets, at, memory, as_json)
+        return
     scores = run.score(sources, targets, at, memory=memory)
     frame = pl.DataFrame({"source": sources, "target": targets, "score": scores})
     echo(json.dumps({"scores": frame.to_dicts()}) if as_json else _table(frame))
+
+
+def _explain_scores(
+    run: Any, sources: list[object], targets: list[object], at: str | None, memory: bool, as_json: bool
+) -> None:
+    pairs = list(zip(sources, targets, strict=True))
+    found = [run.explain_score(source, target, at, memory=memory) for source, target in pairs]
+    if as_json:
+        rows = [
+            {"source": source, "target": target, **one.to_json()}
+            for (source, target), one in zip(pairs, found, strict=True)
+        ]
+        echo(json.dumps({"scores": rows}))
+        return
+    for (source, target), one in zip(pairs, found, strict=True):
+        echo(f"{show_line(str(source))}, {show_line(str(target))}: {one.score:.4g}")
+        for row in one.directions.iter_rows(named=True):
+            about = ", ".join(show_line(name) for name in row["about"])
+            echo(f"  {row['part']:+.4g}  direction {row['direction']} (most about {about})")
+        echo(f"  {one.others:+.4g}  all other directions")
+        if one.own:
+            echo(f"  {one.own:+.4g}  this pair's own links")
 
 
 @click.command("index", short_help="Make queries of a large run quick")
@@ -244,6 +329,7 @@ ASK_COMMANDS = (
     neighbors_command,
     trajectory_command,
     similar_periods_command,
+    explain_command,
     score_command,
     index_command,
     export_command,

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from toffee_dist.results.explain import Explanation, ScoreExplanation, explain, explain_score
 from toffee_dist.results.export import export_run
 from toffee_dist.results.index import build_index
 from toffee_dist.results.neighbors import Metric, neighbors
@@ -64,6 +65,36 @@ class Run(PublishedRun):
     ) -> NDArray[np.float64]:
         """Return the model's own score of pairs, summed over time or at a step or moment."""
         return score_pairs(self, sources, targets, at, memory=memory)
+
+    def explain(
+        self,
+        node: object,
+        *,
+        at: int | str | None = None,
+        between: tuple[int | str, int | str] | None = None,
+        k: int = 10,
+        space: str | None = None,
+    ) -> Explanation:
+        """Return which links, steps and rhythms made a node's vector, or its move between two steps.
+
+        See `toffee_dist.results.explain.explain`.
+        """
+        return explain(self, node, at=at, between=between, k=k, space=space)
+
+    def explain_score(
+        self,
+        source: object,
+        target: object,
+        at: int | str | None = None,
+        *,
+        memory: bool = True,
+        k: int = 5,
+    ) -> ScoreExplanation:
+        """Return which common directions make the score of a pair.
+
+        See `toffee_dist.results.explain.explain_score`.
+        """
+        return explain_score(self, source, target, at, memory=memory, k=k)
 
     def build_index(self) -> list[Path]:
         """Write the vectors once more for quick queries; see `toffee_dist.results.index`."""
