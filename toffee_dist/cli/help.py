@@ -31,7 +31,7 @@ NARROW = 72
 
 
 class Sections(click.Group):
-    """Commands by what they are for, one line each: all of it fits 24 lines of 80 columns."""
+    """Commands by what they are for, one line each: all of it fits 30 lines of 80 columns."""
 
     def sections(self) -> dict[str, list[str]]:
         """Return the names of the commands by section; one that no section names comes last."""

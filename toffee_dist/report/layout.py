@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.cluster import MiniBatchKMeans
 from sklearn.metrics import silhouette_score
+from threadpoolctl import threadpool_limits
 
 from toffee_dist.errors import ConfigError
 
@@ -125,7 +126,9 @@ def find_communities(directions: NDArray[np.float64], seed: int) -> Communities:
     judged = np.random.default_rng(seed).permutation(len(directions))[:JUDGED]
     best = Communities(directions.mean(axis=0, keepdims=True), 0.0)
     for count in range(2, min(MOST_COMMUNITIES, different - 1) + 1):
-        model = MiniBatchKMeans(count, n_init=3, random_state=seed).fit(directions)
+        # One thread: batches are small, and threads that wait for each other take longer than the work.
+        with threadpool_limits(1):
+            model = MiniBatchKMeans(count, n_init=3, random_state=seed).fit(directions)
         if len(np.unique(model.labels_[judged])) < 2:
             continue
         score = float(silhouette_score(directions[judged], model.labels_[judged]))

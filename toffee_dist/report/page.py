@@ -149,4 +149,9 @@ def has_display() -> bool:
 
 def open_page(path: Path) -> bool:
     """Show a page in the user's browser; False where there is none, nowhere to show it, or no local file."""
-    return has_display() and as_remote(path) is None and webbrowser.open(path.absolute().as_uri())
+    return as_remote(path) is None and open_address(path.absolute().as_uri())
+
+
+def open_address(address: str) -> bool:
+    """Show an address in the user's browser; False where there is none, or nowhere to show it."""
+    return has_display() and webbrowser.open(address)

@@ -148,6 +148,8 @@ def describe(nodes: NodeMap, grid: TimeGrid, every: int) -> str:
         f"{_groups(int(nodes.community.max()) + 1, nodes.apart, 'over all time')}"
         + (" Its colours are not those of the steps." if paths is not None else "")
     )
+    if grid.scale.instant:
+        lines[-1] += f" Times are those of {escape(grid.scale.zone)}."
     lines.append(
         "<b>Keys.</b> Space plays and pauses, ← and → go a step (with Shift ten), Home and End to the ends, "
         "/ searches, Esc lets go of all nodes; wheel or + and − zoom, dragging moves, 0 shows everything."

@@ -44,6 +44,7 @@ class PublishedRun:
             "model": f"{config.model}, {'directed' if self.manifest.directed else 'undirected'}",
             "outputs": ", ".join(self.manifest.outputs),
             "folder": self.path,
+            "look at it": "run.explore()",
         }
         return html_facts(f"Run {self.manifest.run_id}", facts)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -20,6 +21,9 @@ from toffee_dist.results.trajectory import NodeTrajectory, read_trajectory
 from toffee_dist.storage.paths import to_path
 from toffee_dist.storage.runs import find_run
 from toffee_dist.storage.slices import Role
+
+if TYPE_CHECKING:
+    from toffee_dist.report.notebook import Explorer
 
 
 class Run(PublishedRun):
@@ -95,6 +99,19 @@ class Run(PublishedRun):
         See `toffee_dist.results.explain.explain_score`.
         """
         return explain_score(self, source, target, at, memory=memory, k=k)
+
+    def explore(self, height: int = 780) -> Explorer:
+        """Return the page of the run, which plays its steps; in a notebook it shows itself inline.
+
+        Parameters
+        ----------
+        height
+            Of the frame, in pixels.
+        """
+        # Saves start-up time.
+        from toffee_dist.report.notebook import Explorer
+
+        return Explorer(self.folder, self.manifest, height)
 
     def build_index(self) -> list[Path]:
         """Write the vectors once more for quick queries; see `toffee_dist.results.index`."""
