@@ -50,6 +50,7 @@ from toffee_dist.storage.manifest import (
 from toffee_dist.storage.paths import to_path
 from toffee_dist.storage.runs import RunFolder, lacks_pointer, new_run, point_to
 from toffee_dist.storage.slices import REDUCED, Starts, ZeroSlice, slice_name
+from toffee_dist.storage.tensors import check_tensor
 from toffee_dist.words import hide_in, show_line
 
 
@@ -208,6 +209,7 @@ def stage_edges(job: Job, chain: Chain) -> None:
     """Read the edges into a staged tensor, unless that was done."""
     config, staged = job.config, job.run.staged
     if staged.complete:
+        check_tensor(staged.tensor)
         return
 
     def check(n_nodes: int, n_steps: int) -> None:

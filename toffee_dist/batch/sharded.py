@@ -38,14 +38,20 @@ from toffee_dist.kernels.spmm import multiply_tiles
 from toffee_dist.storage.blocks import (
     MatrixFolder,
     block_of,
-    map_array,
     pack_array,
     read_sealed_record,
     unpack_array,
     write_bounds,
     write_sealed_record,
 )
-from toffee_dist.storage.files import FileSeal, is_whole, remove_file, remove_tree, save_array
+from toffee_dist.storage.files import (
+    FileSeal,
+    is_whole,
+    map_array,
+    remove_file,
+    remove_tree,
+    save_array,
+)
 from toffee_dist.storage.paths import to_path
 from toffee_dist.storage.slices import (
     NO_STARTS,

@@ -27,11 +27,12 @@ from pydantic import TypeAdapter, ValidationError
 from toffee_dist.errors import InputError, UnfinishedError
 from toffee_dist.kernels.gauge import canonical_vectors
 from toffee_dist.kernels.solvers.base import SliceFactors, SliceReport, Tall, times
-from toffee_dist.storage.blocks import BOUNDS, block_of, map_array, read_bounds
+from toffee_dist.storage.blocks import BOUNDS, block_of, read_bounds
 from toffee_dist.storage.files import (
     FileSeal,
     count_rows,
     is_whole,
+    map_array,
     read_array,
     read_text,
     replacing,
