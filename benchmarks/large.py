@@ -205,7 +205,11 @@ def grow(work: Path, sizes: list[float], rank: int, memory: str) -> dict[str, An
             "microseconds_per_event": round(seconds / events * 1e6, 2),
             "moved_gib": round(moved / 2**30, 1),
         }
-        figures = found[f"{millions:g}"]
+        figures = dict(found[f"{millions:g}"])
+        found[f"{millions:g}"]["stages"] = done["seconds"]
+        found[f"{millions:g}"]["planned_stages"] = {
+            stage["name"]: round(stage["seconds_with_workers"], 1) for stage in plan["stages"]
+        }
         rows.append([f"{nodes:,}", *(f"{value:,}" for value in figures.values())])
         names = ["nodes", "seconds", "plan", "peak MiB", "plan", "µs per event", "GiB moved"]
         print_table(f"two workers of {memory}, rank {rank}, directed", names, rows)
