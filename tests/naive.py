@@ -246,3 +246,25 @@ def choice_sums(X: Array, U: Array, V: Array, directed: bool) -> dict[str, Array
         "shuffled": shuffled,
         "spreads": spreads,
     }
+
+
+def drift(before: dict[Any, Any], now: dict[Any, Any]) -> dict[str, Any]:
+    """How far nodes moved between two tables of vectors, node by node."""
+    states, cosines, ratios, trusted = [], {}, [], []
+    for name, row in now.items():
+        old = before.get(name)
+        if old is None:
+            states.append("new")
+            continue
+        had, has = old["degree"] > 0, row["degree"] > 0
+        states.append({(True, False): "left", (False, True): "returned"}.get((had, has), "other"))
+        if had and has:
+            trusted.append(min(old["degree"], row["degree"]))
+        x, y = (np.array(each["embedding"], dtype=np.float64) for each in (row, old))
+        if x.any() and y.any():
+            cosines[name] = float(x @ y / np.linalg.norm(x) / np.linalg.norm(y))
+            ratios.append(float(np.linalg.norm(x) / np.linalg.norm(y)))
+    busy = float(np.median(trusted))
+    known = [name for name in cosines if min(before[name]["degree"], now[name]["degree"]) >= busy]
+    movers = sorted(known, key=lambda name: cosines[name])
+    return {"states": states, "cosines": cosines, "ratios": ratios, "movers": movers}

@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from toffee_dist.errors import InputError
 from toffee_dist.storage.parquet import take_rows
 from toffee_dist.storage.runs import RunFolder
-from toffee_dist.storage.vectors import Vectors, open_vectors, read_nodes
+from toffee_dist.storage.vectors import Vectors, damaged, open_vectors, read_nodes
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,15 @@ class EarlierRows:
     def columns(self, names: list[str], start: int, stop: int) -> pa.Table | None:
         """Return columns of the node table of those of [start, stop) that it has; None where it has none."""
         rows = self.rows(start, stop)
-        return take_rows(self.earlier.nodes, rows, names) if len(rows) else None
+        if not len(rows):
+            return None
+        try:
+            table = take_rows(self.earlier.nodes, rows, names)
+        except InputError as error:
+            raise damaged(self.earlier, str(error).removesuffix(error.remedy).rstrip(". ")) from None
+        if table.num_rows < len(rows):
+            raise damaged(self.earlier, f"{self.earlier.nodes.name} without row {rows[table.num_rows]:,}")
+        return table
 
     def degrees(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return the degrees of those of [start, stop) that it has; -1 where one is null."""
