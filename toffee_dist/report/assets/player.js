@@ -591,7 +591,7 @@ const first = tracks[state.view].reduce((best, track) => best == null || track.d
 if (first) choose(first)
 drawKey(); tellStep(); redraw()
 if (time && !still) play(true)
-window.toffee = {state, scene, tracks, go, play, place: (name) => {
+window.toffee = {state, scene, tracks, go, play, tell: () => { tellStep(); redraw() }, place: (name) => {
   const track = state.chosen.find((one) => one.name === name && one.size) ?? named[state.view].get(name)
   map.scrollIntoView({block: "center"})
   const {left, top} = map.getBoundingClientRect(), [x, y] = toScreen(place(track, state.at))
