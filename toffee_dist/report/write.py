@@ -138,8 +138,9 @@ def _nodes(facts: Facts, live: bool) -> Section:
     active = facts.manifest.metrics.active
     every = facts.manifest.summary.nodes if active is None else active
     scene = data_block("scene", make_scene(nodes, facts.grid, live=live))
+    player = asset("player.html").replace("<!-- words -->", describe(nodes, facts.grid, every))
     title = "Map of nodes" if nodes.paths is None else "Nodes in time"
-    return Section(title, html=asset("player.html") + describe(nodes, facts.grid, every) + scene)
+    return Section(title, html=player + scene)
 
 
 def _rhythms(facts: Facts) -> Iterator[Section]:

@@ -137,7 +137,7 @@ const drawMap = () => {
   }
 }
 const drawTrail = (pen, track, at) => {
-  pen.strokeStyle = css.soft; pen.globalAlpha = 0.13; pen.lineWidth = 1
+  pen.strokeStyle = css.soft; pen.globalAlpha = 0.09; pen.lineWidth = 1
   pen.beginPath()
   for (let t = 0; t < steps; t++) pen.lineTo(...toScreen([track.xy[2 * t], track.xy[2 * t + 1]]))
   pen.stroke()
@@ -564,17 +564,25 @@ $("view").addEventListener("change", () => setView($("view").value))
 $("colour").addEventListener("change", () => { state.colour = $("colour").value; state.lit = null; drawKey(); redraw() })
 $("speed").addEventListener("change", () => { state.speed = Number($("speed").value) })
 
+const drawReading = () => {
+  if (!time) return
+  const words = [[null, "top: share of each community"], [css.soft, time.counted ? "bars: links in the whole graph" : "bars: mean length of vectors"],
+    [css.mark, "line: how far nodes move"]]
+  $("reading").replaceChildren(...words.map(([colour, text]) => {
+    const item = element("span", text)
+    if (colour) item.prepend(swatch(colour))
+    return item
+  }))
+}
+
 // Begin.
 
 readColours()
-theme.changed.push(() => { readColours(); drawKey(); redraw() })
+theme.changed.push(() => { readColours(); drawKey(); drawReading(); redraw() })
 new ResizeObserver(redraw).observe(map)
 if (time) {
   $("slider").max = steps - 1
-  const words = [[css.soft, time.counted ? "bars: links in the whole graph" : "bars: mean length of vectors"],
-    [css.mark, "line: how far nodes move"], [css.ink, "area: share of each community"]]
-  const legend = () => words.map(([colour, text]) => { const item = element("span", text); item.prepend(swatch(colour)); return item })
-  $("reading").replaceChildren(...legend())
+  drawReading()
   if (time.moments.length) {
     $("moments").append(element("span", "▼ The graph as a whole changed:", "soft"), ...time.moments.slice(0, 12).map((t) => {
       const button = element("button", time.labels[t])
