@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from toffee_dist.kernels.align import unit_rows
 from toffee_dist.kernels.frequencies import SIGNIFICANT
 from toffee_dist.report.layout import Method, find_communities, lay_out
-from toffee_dist.report.sample import choose_nodes, choose_paths
+from toffee_dist.report.sample import GROUPS, choose_nodes, choose_paths
 from toffee_dist.report.stage import Paths, draw_paths, read_blocks
 from toffee_dist.report.why import EXPLAINED, explain_node, name_neighbours, neighbour_rows
 from toffee_dist.storage.files import read_json
@@ -163,13 +163,15 @@ def draw_map(run: RunFolder, manifest: Manifest, grid: TimeGrid, method: Method)
     rows = choose_nodes(run.nodes, seed)
     if not len(rows) or not {"embedding", "trajectory"} & set(outputs):
         return None
-    chosen, n_steps = choose_paths(rows, grid.n_steps, manifest.config.rank, seed)
+    table = open_vectors(run, "trajectory", manifest) if "trajectory" in outputs else None
+    # The compact form has what a node needs by itself: nothing else is read for it.
+    groups = len(rows) if isinstance(table, CompactTable) else GROUPS
+    chosen, n_steps = choose_paths(rows, grid.n_steps, manifest.config.rank, seed, groups)
     if "embedding" not in outputs:
         # The mean of a trajectory stands in for the one vector; it is read of the chosen nodes only.
         rows = chosen
     rows = np.sort(rows)
     first = grid.n_steps - n_steps
-    table = open_vectors(run, "trajectory", manifest) if "trajectory" in outputs else None
     if "embedding" in outputs:
         vectors = read_nodes(open_vectors(run, "embedding", manifest), rows)
         if "embedding_target" in outputs:
@@ -187,16 +189,16 @@ def draw_map(run: RunFolder, manifest: Manifest, grid: TimeGrid, method: Method)
     directions = unit_rows(vectors)
     known = pl.DataFrame(take_rows(run.nodes, rows, _node_columns(manifest)))
     points, nearness = lay_out(directions, method, seed)
-    groups = find_communities(directions, seed)
+    communities = find_communities(directions, seed)
     found = NodeMap(
         ids=_names(known),
         rows=rows,
         degree=known["degree"].to_numpy(),
-        community=groups.label(directions),
+        community=communities.label(directions),
         last_step=known["last_step"].fill_null(-1).to_numpy().astype(np.int64),
         points=points,
         nearness=nearness,
-        apart=groups.apart,
+        apart=communities.apart,
     )
     paths = None if table is None else draw_paths(table, np.intersect1d(chosen, rows), first, seed)
     if table is None or paths is None:

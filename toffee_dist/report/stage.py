@@ -22,7 +22,7 @@ from toffee_dist.report.layout import Axes, Communities, find_axes, find_communi
 from toffee_dist.storage.vectors import CompactTable, VectorTable, read_node_rows
 
 # Numbers of vectors that are in memory at once, and directions that the plane and the communities come from.
-BLOCK_NUMBERS, LEARNT = 2_000_000, 20_000
+BLOCK_NUMBERS, LEARNT = 2_000_000, 5_000
 
 Numbers = NDArray[Any]
 
