@@ -1,4 +1,4 @@
-"""The page in a real browser: it plays, searches, explains, in light and dark, on a phone, and asks nobody."""
+"""The page in a real browser: it plays, searches, explains; light, dark, on a phone; and asks nobody."""
 
 from __future__ import annotations
 
