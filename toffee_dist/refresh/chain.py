@@ -107,6 +107,10 @@ class RefreshChain(Chain):
         links = LinksTask(run, self.previous, holdout, outputs, held_out(zero), job.config.seed)
         [self.links] = job.map("links", compare.score_links, [links])
 
+    def space(self) -> str:
+        """Return that of the previous run, where a rotation onto it was found."""
+        return RunFolder.at(self.previous).read_manifest().space_id if self.rotated else ""
+
     def finish(self, job: Job, zero: ZeroSlice | None) -> RefreshRecord:
         """Keep the slices for the next refresh, measure drift, and judge."""
         run, follow = str(job.run.path), self.following

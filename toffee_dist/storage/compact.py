@@ -80,6 +80,7 @@ def write_kernel(
     cuts: tuple[int, ...],
     *,
     directed: bool,
+    space_id: str,
 ) -> None:
     """Write the kernels of directions and of pairs, the entries of every step, and the header."""
     save_array(folder / "activity.npy", activity)
@@ -91,6 +92,7 @@ def write_kernel(
         "epochs": list(kernel.epochs),
         "causal": kernel.causal,
         "directed": directed,
+        "space_id": space_id,
     }
     write_json(folder / HEADER, header)
 
@@ -137,6 +139,12 @@ class CompactTrajectory:
     def directed(self) -> bool:
         """Whether (i, j) differs from (j, i)."""
         return bool(self._header["directed"])
+
+    @property
+    def space_id(self) -> str | None:
+        """The space that the vectors are in; None of runs that were made before spaces had ids."""
+        found = self._header.get("space_id")
+        return None if found is None else str(found)
 
     @cached_property
     def kernel(self) -> TimeKernel:
