@@ -119,6 +119,10 @@ class RefreshChain(Chain):
         links.write_links(asked, job.map("links", links.find_links, parts))
         self.links = links.score_links(asked, job.map("links", links.look_up, parts))
 
+    def space(self) -> str:
+        """Return that of the previous run, where a rotation onto it was found."""
+        return RunFolder.at(self.previous).read_manifest().space_id if self.rotated else ""
+
     def finish(self, job: Job, zero: ZeroSlice | None) -> RefreshRecord:
         """Keep the slices for the next refresh, measure drift, and judge."""
         run, follow = str(job.run.path), self.following

@@ -67,7 +67,9 @@ def fold(task: FoldTask) -> dict[str, Any]:
     columns["degree"] = pa.array(tensor.node_activity()[0][known:])
     # Edges among new nodes alone say nothing about where they belong.
     columns["is_cold"] = pa.array(cold)
-    parquet.write_parquet(to_path(task.out), columns)
+    table = parquet.with_space(columns, manifest.space_id)
+    lists = manifest.config.vectors == "list"
+    parquet.write_parquet(to_path(task.out), parquet.as_lists(table) if lists else table)
     return {"new": new, "cold": int(cold.sum())}
 
 

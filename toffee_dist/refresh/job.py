@@ -41,7 +41,8 @@ from toffee_dist.timegrid import TimeGrid
 from toffee_dist.words import hide_in
 
 # What a later refresh may change without becoming another chain: what it reads, where it runs, its limits.
-_FREE = {"inputs", "since", "until", "last", "known", "on_bad_rows", "outputs", "freqs", "tol", "max_iter"}
+_FREE = {"inputs", "since", "until", "last", "known", "on_bad_rows"}
+_FREE |= {"outputs", "vectors", "freqs", "tol", "max_iter"}
 
 
 def refresh(config: RefreshConfig, progress: Progress | None = None, limits: Limits = LIMITS) -> Refreshed:

@@ -43,6 +43,7 @@ class PublishedRun:
             "rank": self.rank,
             "model": f"{config.model}, {'directed' if self.manifest.directed else 'undirected'}",
             "outputs": ", ".join(self.manifest.outputs),
+            "space": self.space_id,
             "folder": self.path,
         }
         return html_facts(f"Run {self.manifest.run_id}", facts)
@@ -61,6 +62,11 @@ class PublishedRun:
     def rank(self) -> int:
         """Length of a vector."""
         return self.manifest.config.rank
+
+    @property
+    def space_id(self) -> str:
+        """The space that one vector per node is in: only vectors of one space may be compared."""
+        return self.manifest.space_id
 
     @property
     def grid(self) -> TimeGrid:
