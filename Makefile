@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 include deploy/worker.env
 export
 
-.PHONY: setup demo screenshot quick test lint types check benchmarks paper clean cluster-test deploy-setup deploy-test s3-test slurm-test systemd-test image-test mixed-test watch-test lock lock-test audit oldest-test
+.PHONY: setup demo screenshot quick test lint types check benchmarks paper clean cluster-test deploy-setup deploy-test s3-test slurm-test systemd-test image-test mixed-test watch-test lock lock-test audit oldest-test docs dist
 
 setup: $(VENV)/.installed
 
@@ -127,6 +127,34 @@ lock-test:
 audit: deploy-setup
 	.ci/audit $(BIN)
 
+# The documentation as a site, in build/site: README, docs/, the docstrings, the notebook with its answers, a search.
+# Warnings are errors, and every link is followed.
+docs: $(VENV)/.docs
+	rm -rf build/site
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -d build/doctrees -E -c docs . build/site
+	$(BIN)/python docs/check_site.py build/site
+
+$(VENV)/.docs: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@
+
+# What a user gets from a registry: sdist and wheel in dist/, checked, then the wheel alone in an empty environment, and
+# the demonstration from an empty folder.
+DIST := .venv-dist
+dist: $(VENV)/.dist
+	rm -rf dist $(DIST)
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv $(DIST)
+	$(DIST)/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	$(DIST)/bin/python -m pip check
+	empty=$$(mktemp -d) && cd $$empty && $(CURDIR)/$(DIST)/bin/toffee demo --out demo && test -s demo/vectors/latest.json \
+	  && rm -r $$empty
+
+$(VENV)/.dist: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dist]'
+	@touch $@
+
 # The oldest versions that pyproject.toml allows, in an environment of their own; takes minutes, not part of CI.
 OLDEST := .venv-oldest
 oldest-test:
@@ -155,4 +183,4 @@ benchmarks: setup
 	$(BIN)/python benchmarks/future.py
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(LOCKED) .venv-python .venv-dask build dist *.egg-info .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(LOCKED) $(DIST) .venv-python .venv-dask build dist *.egg-info .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
