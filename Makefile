@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 include deploy/worker.env
 export
 
-.PHONY: setup demo screenshot quick test lint types check benchmarks paper clean cluster-test deploy-setup deploy-test s3-test slurm-test systemd-test image-test mixed-test watch-test lock lock-test audit oldest-test docs dist
+.PHONY: setup demo screenshot quick test lint types check benchmarks paper clean cluster-test deploy-setup deploy-test s3-test slurm-test systemd-test image-test mixed-test watch-test ecosystem-test lock lock-test audit oldest-test
 
 setup: $(VENV)/.installed
 
@@ -48,7 +48,7 @@ test: check
 # What a change has most likely broken, in about a minute: no cluster, no whole job, few examples of a property.
 quick: lint
 	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest --quiet --numprocesses $(TESTS_AT_ONCE) --dist worksteal \
-	  -m "not (slow or cluster or job or data or deploy or daemons)"
+	  -m "not (slow or cluster or job or data or deploy or daemons or ecosystem)"
 
 # Several hosts with TLS on this machine, storage on S3, one of them cut off: see deploy/hosts.py.
 cluster-test: setup
@@ -108,6 +108,22 @@ $(VENV)/.deploy: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,deploy]'
 	@touch $@
 
+# Programs of others that read our tables or run our jobs, each really installed and really asked: the extra
+# `ecosystem`, and environments of their own for those that pin other versions than ours. `make test` runs the tests
+# of those that are there.
+FEAST := .venv-feast
+ecosystem-test: setup $(VENV)/.ecosystem $(FEAST)/.installed
+	TOFFEE_FEAST=$(CURDIR)/$(FEAST)/bin $(BIN)/python -m pytest -m ecosystem --durations=10
+
+$(VENV)/.ecosystem: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,ecosystem]'
+	@touch $@
+
+$(FEAST)/.installed:
+	$(PYTHON) -m venv $(FEAST)
+	$(FEAST)/bin/python -m pip install --quiet --disable-pip-version-check 'feast>=0.60'
+	@touch $@
+
 # What the image installs, each file with its hash; where it comes from is for the one who installs.
 lock: deploy-setup
 	$(BIN)/pip-compile --quiet --upgrade --extra s3 --generate-hashes --allow-unsafe --all-build-deps --strip-extras \
@@ -129,6 +145,7 @@ audit: deploy-setup
 
 # The documentation as a site, in build/site: README, docs/, the docstrings, the notebook with its answers, a search.
 # Warnings are errors, and every link is followed.
+.PHONY: docs dist
 docs: $(VENV)/.docs
 	rm -rf build/site
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -d build/doctrees -E -c docs . build/site
@@ -183,4 +200,4 @@ benchmarks: setup
 	$(BIN)/python benchmarks/future.py
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(LOCKED) $(DIST) .venv-python .venv-dask build dist *.egg-info .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-* build dist *.egg-info .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
