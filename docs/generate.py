@@ -31,6 +31,10 @@ SECTIONS: dict[str, tuple[Groups, str]] = {
         (settings.RuntimeSettings,),
         "Every command that computes. Changes no byte of the results.",
     ),
+    "Who is told": (
+        (settings.JobRuntimeSettings,),
+        "`embed`, `refresh`, `resume` (docs/operations.md). Changes no byte of the results.",
+    ),
     "The batch job": ((settings.JobConfig,), "`embed`, `refresh`."),
     "The nightly refresh": ((settings.RefreshSettings,), "`refresh` (docs/refresh.md)."),
     "The evaluation": (

@@ -1,4 +1,4 @@
-"""What is handed to a registry has everything in it; `make dist` builds it, installs it and runs the demonstration."""
+"""What is handed to a registry is whole; `make dist` builds it, installs it and runs the demonstration."""
 
 from __future__ import annotations
 
