@@ -101,7 +101,9 @@ class Lineage:
 
         self.events, self.facets = event_v2, facet_v2
         self.config, self.run, self.send = config, run, send
+        self.kind = "embed" if run.read_job().following is None else "refresh"
         self.id = str(generate_new_uuid())
+        facet_v2.set_producer(PRODUCER)
 
     def begin(self) -> None:
         """Send START, with what will be read."""
@@ -126,12 +128,10 @@ class Lineage:
         run_facets["processing_engine"] = engine
         if parent := self._parent():
             run_facets["parent"] = parent
-        refresh = self.run.read_job().following is not None
-        word = "refresh" if refresh else "embed"
-        about = facets.job_type_job.JobTypeJobFacet("BATCH", "TOFFEE", jobType=word.upper())
+        about = facets.job_type_job.JobTypeJobFacet("BATCH", "TOFFEE", jobType=self.kind.upper())
         # The folder of the runs is what stays the same from night to night.
         space, folder = _dataset(str(self.run.out))
-        name = f"toffee.{word}.{folder.strip('/') or space}"
+        name = f"toffee.{self.kind}.{folder.strip('/') or space}"
         event = events.RunEvent(
             eventType=events.RunState[kind],
             eventTime=datetime.now(UTC).isoformat(),
