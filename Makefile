@@ -93,10 +93,14 @@ watch-test: setup
 	$(BIN)/python -m pytest -m "daemons or not daemons" --durations=5 tests/deploy/test_watching.py
 
 # Clusters of two Pythons and of two Dasks, which a job must refuse: environments of their own, as they would be.
-OTHER_PYTHON ?= python3.12
+# The first Python that runs and is another than ours; pyenv has names of some that do not.
+OTHER_PYTHON ?= $(shell for other in python3.12 python3.13 python3.11 $(wildcard $(HOME)/.pyenv/versions/3.1[123]*/bin/python3); do \
+  of=$$($$other -c 'import sys; print(sys.version_info[1])' 2>/dev/null) \
+  && [ "$$of" != "$$($(PYTHON) -c 'import sys; print(sys.version_info[1])')" ] && echo $$other && break; done)
 OTHER_DASK ?= 2025.4.1
 mixed-test: setup
-	-@test -x .venv-python/bin/toffee || { $(OTHER_PYTHON) -m venv .venv-python && \
+	@test -n "$(OTHER_PYTHON)" || { echo "no second Python here: make mixed-test OTHER_PYTHON=..."; exit 2; }
+	@test -x .venv-python/bin/toffee || { $(OTHER_PYTHON) -m venv .venv-python && \
 	  .venv-python/bin/python -m pip install --quiet --disable-pip-version-check -e .; }
 	@test -x .venv-dask/bin/toffee || { $(PYTHON) -m venv .venv-dask && \
 	  .venv-dask/bin/python -m pip install --quiet --disable-pip-version-check -e . \
