@@ -39,6 +39,7 @@ TneStep = Literal["search", "published"]
 TrajectoryBy = Literal["filter", "als"]
 Basis = Literal["sum", "energy"]
 Output = Literal["embedding", "trajectory", "factors", "spectrum"]
+VectorLists = Literal["fixed", "list"]
 OnBadRows = Literal["error", "skip"]
 Header = Literal["auto", "yes", "no"]
 IdType = Literal["auto", "integer", "string"]
@@ -710,6 +711,12 @@ class ModelSettings(TrajectorySettings):
         description="Steps whose vectors are also written as Parquet: all, none, last:N, every:K, or steps "
         "such as 0,7,14; auto: all where that takes up to 256 MiB. Of a filtered trajectory; readers do "
         "without it.",
+        json_schema_extra=OUTPUT,
+    )
+    vectors: VectorLists = Field(
+        "fixed",
+        description="How Parquet says what a vector is: fixed, a list of fixed size; list, a plain list, for "
+        "readers of Arrow schemas that know no other (Delta, ClickHouse). The numbers are the same.",
         json_schema_extra=OUTPUT,
     )
 

@@ -29,6 +29,7 @@ from toffee_dist.storage.files import FileSeal
 from toffee_dist.storage.manifest import Metrics
 from toffee_dist.storage.paths import as_remote
 from toffee_dist.storage.runs import RunFolder
+from toffee_dist.storage.spaces import Spaces
 from toffee_dist.tasks import RunTasks
 from toffee_dist.timegrid import TimeGrid
 from toffee_dist.units import parse_bytes
@@ -74,6 +75,8 @@ class Job:
         Where tasks run.
     shape, grid, bounds, plan, outcome
         Known when the edges are staged; `bounds` are the rows at which slices are cut into blocks.
+    spaces
+        Known when the vectors are; the ids of the spaces that they are in.
     slices : names of the slices that the run has, in the order of their solving
     seals : of the parts that were read back, by the way from the run to each
     """
@@ -83,6 +86,7 @@ class Job:
     bounds: tuple[int, ...]
     plan: Plan
     outcome: Outcome
+    spaces: Spaces
 
     def __init__(
         self, config: JobConfig, run: RunFolder, progress: Progress, limits: Limits, stack: ExitStack

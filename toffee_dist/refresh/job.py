@@ -36,12 +36,14 @@ from toffee_dist.storage.manifest import Following, Manifest
 from toffee_dist.storage.paths import to_path
 from toffee_dist.storage.registry import count_known, registry_files
 from toffee_dist.storage.runs import RunFolder, find_latest, get_run, list_runs, point_to, read_pointer
+from toffee_dist.storage.spaces import check_space
 from toffee_dist.storage.vectors import damaged, first_line
 from toffee_dist.timegrid import TimeGrid
 from toffee_dist.words import hide_in
 
 # What a later refresh may change without becoming another chain: what it reads, where it runs, its limits.
-_FREE = {"inputs", "since", "until", "last", "known", "on_bad_rows", "outputs", "freqs", "tol", "max_iter"}
+_FREE = {"inputs", "since", "until", "last", "known", "on_bad_rows"}
+_FREE |= {"outputs", "vectors", "freqs", "tol", "max_iter"}
 
 
 def refresh(config: RefreshConfig, progress: Progress | None = None, limits: Limits = LIMITS) -> Refreshed:
@@ -326,8 +328,16 @@ def find_reference(config: RefreshConfig, latest: RunFolder, before: Manifest) -
             allowed="a complete run of this folder",
             remedy="toffee runs lists them; --reference pins another.",
         )
+    manifest = run.read_manifest()
+    check_space(
+        before.space_id,
+        manifest.space_id,
+        f"reference {run.run_id}",
+        f"the run to follow, {latest.run_id}",
+        "Leave --reference out, or choose a run of this chain: toffee runs lists them.",
+    )
     # How its rows lie in the new run's is known from one refresh to the next.
-    if _expired(run.read_manifest()) != _expired(before) and not latest.kept(run.run_id).exists():
+    if _expired(manifest) != _expired(before) and not latest.kept(run.run_id).exists():
         raise ConfigError(
             "reference",
             got=f"{run.run_id}, after which nodes were forgotten",
