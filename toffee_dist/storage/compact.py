@@ -29,7 +29,7 @@ from toffee_dist.errors import InputError
 from toffee_dist.kernels.filter import ActiveRows, NodeEntries, TimeKernel, filter_rows, noise_levels
 from toffee_dist.kernels.movement import movement_p
 from toffee_dist.storage.files import map_array, read_array, save_array
-from toffee_dist.storage.manifest import Count, Record, read_record, write_record
+from toffee_dist.storage.manifest import Count, Record, SpaceId, read_record, write_record
 from toffee_dist.storage.paths import as_remote
 from toffee_dist.tensor import Floats, Ints, TemporalTensor, index_dtype
 
@@ -48,7 +48,7 @@ class CompactHeader(Record):
     epochs: tuple[Count, ...] = Field(min_length=1)
     causal: bool
     directed: bool
-    space_id: str | None = None
+    space_id: SpaceId | None = None
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
