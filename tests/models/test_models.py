@@ -28,7 +28,8 @@ from toffee_dist.cluster.mapping import runner
 from toffee_dist.errors import TooLargeError
 from toffee_dist.kernels.solvers import solve_slices
 from toffee_dist.models import MODELS, FitContext, find_model, fit, fit_staged, reductions
-from toffee_dist.models.rescal import RescalFit, iter_blocks, load_block, save_block, solve_rescal
+from toffee_dist.models.rescal import RescalFit, solve_rescal
+from toffee_dist.models.rescal.blocks import iter_blocks, load_block, save_block
 from toffee_dist.settings import (
     MODEL_OUTPUTS,
     FitSettings,
@@ -80,7 +81,7 @@ def dense(tensor: TemporalTensor) -> Any:
 def test_rescal_makes_the_updates_of_its_twin(
     directed: bool, per_block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toffee_dist.models.rescal.BLOCK_BYTES", per_block * 8 * 9)
+    monkeypatch.setattr("toffee_dist.models.rescal.blocks.BLOCK_BYTES", per_block * 8 * 9)
     tensor = random_tensor(1, 9, 7, 60, directed=directed)
     start = np.random.default_rng(0).standard_normal((9, 3))
     found, ours = rescal(tensor, DOUBLE, start=start)
@@ -120,7 +121,7 @@ def test_rescal_finds_what_was_planted() -> None:
 def test_workers_give_the_same_to_the_bit(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toffee_dist.models.rescal.BLOCK_BYTES", 3 * 4 * 16)
+    monkeypatch.setattr("toffee_dist.models.rescal.blocks.BLOCK_BYTES", 3 * 4 * 16)
     tensor = random_tensor(2, 30, 12, 300)
     monkeypatch.setattr("toffee_dist.models.ctdne.WALKS_PER_TASK", 20)
     options = quick(model, rank=4, max_iter=5)
@@ -137,7 +138,7 @@ def test_workers_give_the_same_to_the_bit(
 def test_nothing_large_goes_through_the_scheduler(
     model: str, directed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toffee_dist.models.rescal.BLOCK_BYTES", 2 * 4 * 64)
+    monkeypatch.setattr("toffee_dist.models.rescal.blocks.BLOCK_BYTES", 2 * 4 * 64)
     # The network of hnip has as many inputs as there are nodes.
     rank, n_nodes = (8, 8000) if model != "hnip" else (32, 2000)
     stage_tensor(random_tensor(3, n_nodes, 6, 20_000, directed=directed), tmp_path / "tensor")
@@ -164,7 +165,7 @@ class KilledError(Exception):
 
 @pytest.mark.parametrize("model", VECTORS)
 def test_a_fit_that_was_killed_goes_on(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toffee_dist.models.rescal.BLOCK_BYTES", 3 * 4 * 16)
+    monkeypatch.setattr("toffee_dist.models.rescal.blocks.BLOCK_BYTES", 3 * 4 * 16)
     stage_tensor(random_tensor(2, 30, 12, 300), tmp_path / "tensor")
     monkeypatch.setattr("toffee_dist.models.ctdne.WALKS_PER_TASK", 20)
     options = quick(model, rank=4, max_iter=6)
