@@ -131,8 +131,8 @@ def cluster(
 
     check_mode(mode, workers)
     with ExitStack() as stack:
-        # On the main thread, around the run: other threads cannot set it. One thread of BLAS is also what makes
-        # the bytes the same in every mode: beside a running cluster, this process has small matrices to solve.
+        # On the main thread, around the run: other threads cannot set it. One thread of BLAS is also what
+        # makes the bytes the same in every mode; beside a running cluster, small matrices are solved here.
         stack.enter_context(threadpool_limits(1, user_api="blas"))
         if mode.startswith(("tcp://", "tls://")):
             client = stack.enter_context(_connect(mode, wait, tls))

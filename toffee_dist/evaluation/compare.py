@@ -19,7 +19,7 @@ from toffee_dist.errors import ConfigError
 from toffee_dist.evaluation.classify import Classifier, Marks, check_classifier, mark
 from toffee_dist.evaluation.events import Events, Past
 from toffee_dist.evaluation.features import OPERATORS, Features, check_features, pair_features
-from toffee_dist.evaluation.kept import Kept, Progress, Usage, digest, measured
+from toffee_dist.evaluation.kept import Kept, Progress, Usage, digest, identify, measured
 from toffee_dist.evaluation.protocols import Examples, Protocol, Split, Splits, check_protocol
 from toffee_dist.models import FitContext, ModelEmbedding, check_reduce, find_model, fit_staged
 from toffee_dist.settings import Entry, FitSettings, PairWeight, RivalSettings
@@ -245,12 +245,6 @@ class Settings:
         names += changed
         parts = [f"{name.removesuffix('_a')}={getattr(self.options, name)}" for name in names]
         return " ".join([*parts, f"entry={self.entry}", f"pair_weight={self.pair_weight}"])
-
-
-def identify(events: Events) -> str:
-    """Return a name for a graph as it is read: its rows, their weights, and the steps."""
-    weight = b"" if events.weight is None else np.ascontiguousarray(events.weight).tobytes()
-    return digest(events.fingerprint(), weight, events.step, events.since, events.scale)
 
 
 def evaluate(

@@ -17,7 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from toffee_dist.errors import InputError
+from toffee_dist.evaluation.events import Events
 from toffee_dist.storage.files import read_json, write_json
 
 # Of what is kept: other files are not read.
@@ -73,6 +76,12 @@ def _memory(name: str) -> float | None:
 def digest(*parts: object) -> str:
     """Return a short name for what decides a result."""
     return hashlib.sha256(json.dumps([FORMAT, *map(str, parts)]).encode()).hexdigest()[:32]
+
+
+def identify(events: Events) -> str:
+    """Return a name for a graph as it is read: its rows, their weights, and the steps."""
+    weight = b"" if events.weight is None else np.ascontiguousarray(events.weight).tobytes()
+    return digest(events.fingerprint(), weight, events.step, events.since, events.scale)
 
 
 class Kept:
