@@ -28,6 +28,7 @@ from toffee_dist.cluster.mapping import runner
 from toffee_dist.errors import TooLargeError
 from toffee_dist.kernels.solvers import solve_slices
 from toffee_dist.models import MODELS, FitContext, find_model, fit, fit_staged, reductions
+from toffee_dist.models.paper import CELL_BYTES
 from toffee_dist.models.rescal import RescalFit, solve_rescal
 from toffee_dist.models.rescal.blocks import iter_blocks, load_block, save_block
 from toffee_dist.settings import (
@@ -433,6 +434,28 @@ def test_the_paper_to_the_letter(graph: Events, rank: int) -> None:
     np.testing.assert_allclose(
         expected, (slices[0].A @ slices[0].R).real, atol=1e-9 * (1 + np.abs(expected).max(initial=0))
     )
+
+
+def test_the_paper_has_a_task_per_slice_and_blocks_of_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensor = random_tensor(2, 30, 12, 300, entry="count", pair_weight="raw")
+    options = FitSettings(rank=4)
+    whole = fit("toffee-paper", tensor, options)
+    stage_tensor(tensor, tmp_path / "tensor")
+    counts: dict[str, int] = {}
+
+    def counted(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            counts[function.__name__] = counts.get(function.__name__, 0) + 1
+            yield function(item)
+
+    # Seven nodes per block.
+    monkeypatch.setattr("toffee_dist.models.paper.BLOCK_BYTES", 7 * CELL_BYTES * 12 * 4)
+    context = FitContext(str(tmp_path / "tensor"), str(tmp_path / "fit"), options, counted)
+    found = context.read_embedding(fit_staged("toffee-paper", context))
+    assert counts == {"write_sizes": 1, "solve": 7, "multiply": 5, "join": 1}
+    np.testing.assert_allclose(found.source, whole.source, rtol=1e-6, atol=1e-6)
 
 
 def test_the_estimator_of_the_paper_is_its_model() -> None:
