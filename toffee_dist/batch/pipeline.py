@@ -12,11 +12,12 @@ and resumes one; where the tasks run changes no byte.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from toffee_dist.batch import node_stats, solve, tables, trajectory, write_outputs
+from toffee_dist.batch import choose, node_stats, solve, tables, trajectory, write_outputs
 from toffee_dist.batch import seal as sealing
 from toffee_dist.batch.blocks import find_bounds
 from toffee_dist.batch.chain import NO_CHAIN, Chain
@@ -50,6 +51,7 @@ from toffee_dist.storage.manifest import (
 from toffee_dist.storage.paths import to_path
 from toffee_dist.storage.runs import RunFolder, lacks_pointer, new_run, point_to
 from toffee_dist.storage.slices import REDUCED, Starts, ZeroSlice, slice_name
+from toffee_dist.storage.tensors import check_tensor
 from toffee_dist.words import hide_in, show_line
 
 
@@ -208,6 +210,7 @@ def stage_edges(job: Job, chain: Chain) -> None:
     """Read the edges into a staged tensor, unless that was done."""
     config, staged = job.config, job.run.staged
     if staged.complete:
+        check_tensor(staged.tensor)
         return
 
     def check(n_nodes: int, n_steps: int) -> None:
@@ -290,8 +293,21 @@ def choose_frequencies(job: Job) -> tuple[int, ...]:
     run = job.run
     if "trajectory" not in job.config.outputs:
         return ()
-    item = solve.ChoiceTask(str(run.staged.tensor), str(run.slices), job.config.freqs, str(run.frequencies))
-    [record] = job.map("choose", solve.choose, [item])
+    first = choose.ChoiceTask(
+        str(run.staged.tensor),
+        str(run.slices),
+        job.bounds,
+        0,
+        job.shape.directed,
+        job.shape.n_steps,
+        job.config.freqs,
+        str(run.frequencies),
+    )
+    record = choose.read_choice(first)
+    if record is None:
+        blocks = (replace(first, index=index) for index in range(len(job.bounds) - 1))
+        job.map("choose", choose.add_up_block, blocks)
+        [record] = job.map("choose", choose.make_choice, [first])
     job.outcome.figures |= {"freqs": len(record.freqs), "energy_kept": record.energy_kept}
     share = f"{len(record.freqs):,} of {count_freqs(job.shape.n_steps):,} frequencies"
     if job.config.filtered:

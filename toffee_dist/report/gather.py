@@ -19,7 +19,7 @@ from toffee_dist.report.layout import Method, find_axes, find_communities, lay_o
 from toffee_dist.report.sample import choose_nodes, choose_paths
 from toffee_dist.storage.files import read_json
 from toffee_dist.storage.manifest import Manifest
-from toffee_dist.storage.parquet import GROUP_ROWS, open_parquet, reading, take_rows
+from toffee_dist.storage.parquet import GROUP_ROWS, open_parquet, read_frame, reading, take_rows
 from toffee_dist.storage.runs import RunFolder
 from toffee_dist.storage.slices import slice_name
 from toffee_dist.storage.vectors import open_vectors, read_node_rows, read_nodes
@@ -117,9 +117,10 @@ def gather(run: RunFolder, manifest: Manifest, method: Method = "pca") -> Facts:
     grid = manifest.grid
     frequencies = peaks = None
     if run.frequencies.exists():
-        frequencies = read_frame(run.frequencies).filter(pl.col("k") > 0)
-        peaks = find_peaks(frequencies)
-        frequencies = strongest(frequencies)
+        with reading(run.frequencies):
+            frequencies = read_frame(run.frequencies).filter(pl.col("k") > 0)
+            peaks = find_peaks(frequencies)
+            frequencies = strongest(frequencies)
     return Facts(
         manifest=manifest,
         grid=grid,
@@ -129,12 +130,6 @@ def gather(run: RunFolder, manifest: Manifest, method: Method = "pca") -> Facts:
         nodes=draw_map(run, manifest, grid, method),
         turns=count_turns(run.drift),
     )
-
-
-def read_frame(path: Path) -> pl.DataFrame:
-    """Read a small table."""
-    with reading(path), path.open("rb") as handle:
-        return pl.read_parquet(handle)
 
 
 def strongest(frame: pl.DataFrame) -> pl.DataFrame:
@@ -166,12 +161,13 @@ def count_turns(table: Path) -> NDArray[np.int64] | None:
 
 
 def _read_fit(run: RunFolder) -> pl.DataFrame:
-    fit = read_frame(run.fit).filter(~pl.col("reduced"))
     seconds = read_json(run.timings)
-    times = [seconds.get(slice_name(k), 0.0) for k in fit["k"]]
     # f_k = ½‖X_k − A_k R_k A_kᴴ‖² + …, of ½‖X_k‖² where A_k is zero; NaN where nothing is to be fitted.
     left = 2 * pl.col("objective") / pl.col("energy")
-    return strongest(fit.with_columns(left=left, seconds=pl.Series(times, dtype=pl.Float64)))
+    with reading(run.fit):
+        fit = read_frame(run.fit).filter(~pl.col("reduced"))
+        times = [seconds.get(slice_name(k), 0.0) for k in fit["k"].cast(pl.Int64)]
+        return strongest(fit.with_columns(left=left, seconds=pl.Series(times, dtype=pl.Float64)))
 
 
 def draw_map(run: RunFolder, manifest: Manifest, grid: TimeGrid, method: Method) -> NodeMap | None:

@@ -19,23 +19,44 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 
 from toffee_dist.errors import InputError
 from toffee_dist.kernels.filter import ActiveRows, NodeEntries, TimeKernel, filter_rows, noise_levels
 from toffee_dist.kernels.movement import movement_p
-from toffee_dist.storage.files import read_array, read_json, save_array, write_json
+from toffee_dist.storage.files import map_array, read_array, save_array
+from toffee_dist.storage.manifest import Count, Record, read_record, write_record
 from toffee_dist.storage.paths import as_remote
 from toffee_dist.tensor import Floats, Ints, TemporalTensor, index_dtype
 
-FORMAT = 1
+FORMAT: Final = 1
 HEADER = "header.json"
 ARRAYS = ("starts", "target", "step", "value", "basis")
 # Bytes of vectors of all steps that are made at once.
 BLOCK_BYTES = 64 * 2**20
+
+
+class CompactHeader(Record):
+    """header.json: the first node of every block and the number of nodes, and what the kernels are."""
+
+    format: Literal[1] = FORMAT
+    cuts: tuple[Count, ...] = Field(min_length=2)
+    epochs: tuple[Count, ...] = Field(min_length=1)
+    causal: bool
+    directed: bool
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        """Refuse blocks and epochs that are not in order."""
+        if self.cuts[0] != 0 or any(a >= b for a, b in pairwise(self.cuts)):
+            raise ValueError("blocks that are not in order")
+        if any(a >= b for a, b in pairwise(self.epochs)):
+            raise ValueError("epochs that are not in order")
+        return self
 
 
 def array_of(folder: Path, block: int, name: str) -> Path:
@@ -85,14 +106,8 @@ def write_kernel(
     save_array(folder / "activity.npy", activity)
     save_array(folder / "kernel.npy", kernel.lags)
     save_array(folder / "pairs.npy", pairs.lags)
-    header = {
-        "format": FORMAT,
-        "cuts": list(cuts),
-        "epochs": list(kernel.epochs),
-        "causal": kernel.causal,
-        "directed": directed,
-    }
-    write_json(folder / HEADER, header)
+    header = CompactHeader(cuts=cuts, epochs=kernel.epochs, causal=kernel.causal, directed=directed)
+    write_record(folder / HEADER, header)
 
 
 @dataclass(eq=False)
@@ -111,22 +126,13 @@ class CompactTrajectory:
     rotation: NDArray[Any] | None = None
 
     @cached_property
-    def _header(self) -> dict[str, Any]:
-        try:
-            header: dict[str, Any] = read_json(self.folder / HEADER)
-            if header["format"] != FORMAT or not all(isinstance(cut, int) for cut in header["cuts"]):
-                raise ValueError(f"format {header['format']}")
-            cuts = header["cuts"]
-            if len(cuts) < 2 or cuts[0] != 0 or any(a >= b for a, b in pairwise(cuts)):
-                raise ValueError("blocks that are not in order")
-        except (KeyError, TypeError, ValueError) as error:
-            raise self._damaged(HEADER, error) from None
-        return header
+    def _header(self) -> CompactHeader:
+        return read_record(self.folder / HEADER, CompactHeader)
 
     @property
     def cuts(self) -> tuple[int, ...]:
         """The first node of every block, and the number of nodes."""
-        return tuple(self._header["cuts"])
+        return self._header.cuts
 
     @property
     def n_nodes(self) -> int:
@@ -136,7 +142,7 @@ class CompactTrajectory:
     @property
     def directed(self) -> bool:
         """Whether (i, j) differs from (j, i)."""
-        return bool(self._header["directed"])
+        return self._header.directed
 
     @cached_property
     def kernel(self) -> TimeKernel:
@@ -150,10 +156,10 @@ class CompactTrajectory:
 
     def _kernel(self, name: str) -> TimeKernel:
         lags = self._read(self.folder / name)
-        epochs = tuple(int(at) for at in self._header["epochs"])
+        epochs = self._header.epochs
         if lags.ndim != 3 or len(lags) != len(epochs):
             raise self._damaged(name, ValueError(f"shape {lags.shape} of {len(epochs)} epochs"))
-        return TimeKernel(np.asarray(lags, dtype=np.float64), epochs, bool(self._header["causal"]))
+        return TimeKernel(np.asarray(lags, dtype=np.float64), epochs, self._header.causal)
 
     @property
     def n_steps(self) -> int:
@@ -183,6 +189,8 @@ class CompactTrajectory:
             if low >= high:
                 continue
             starts = self._read(array_of(self.folder, block, "starts"), low - first, high - first + 1)
+            if (np.diff(starts) < 0).any():
+                raise self._damaged("starts", ValueError("entries that are not in order"))
             rows = (int(starts[0]), int(starts[-1]))
             node = np.repeat(np.arange(low - start, high - start), np.diff(starts))
             arrays = (self._read(array_of(self.folder, block, name), *rows) for name in ARRAYS[1:4])
@@ -203,10 +211,8 @@ class CompactTrajectory:
             wanted, path = nodes[low:high] - self.cuts[block], array_of(self.folder, block, "basis")
             if as_remote(path) is None:
                 try:
-                    # Our reader checks header and size; NumPy's raises whatever a damaged header leads to.
-                    read_array(path, 0, 0)
-                    rows = np.load(path, mmap_mode="r", allow_pickle=False)[wanted]
-                except (OSError, EOFError, ValueError, IndexError) as error:
+                    rows = map_array(path)[wanted]
+                except (OSError, ValueError, IndexError) as error:
                     raise self._damaged(path.name, error) from None
             else:
                 rows = self._read(path, int(wanted[0]), int(wanted[-1]) + 1)[wanted - wanted[0]]

@@ -1,6 +1,8 @@
 """Parquet out: vectors as fixed-size lists, ids as the user knows them, the same bytes for the same data.
 
-And in: local files by their paths, what is behind a URL by the ranges that a reader asks for.
+And in: local files by their paths, what is behind a URL by the ranges that a reader asks for. Pyarrow
+decodes, and all of it is checked before anybody follows an offset: damaged files made polars' own reader end
+the process (benchmarks/fuzz.py).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from polars.io.plugins import register_io_source
 
 from toffee_dist.errors import InputError, QualityError, UnfinishedError
 from toffee_dist.storage.files import fetched, remove_file, replacing
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 
 # Rows of a row group: what a reader decodes at once, and what the writer holds beside the table.
 GROUP_ROWS = 16_384
+# Rows that are decoded at once, where nobody asks for fewer.
+BATCH_ROWS = 1 << 18
 
 
 def vectors(array: NDArray[Any]) -> pa.FixedSizeListArray:
@@ -109,12 +114,23 @@ def _check(path: Path, rows: int, columns: list[str]) -> None:
                 )
 
 
+# What readers raise of a table that is missing or not what it should be.
+_DAMAGE = (
+    pl.exceptions.PolarsError,
+    pa.ArrowException,
+    FileNotFoundError,
+    EOFError,
+    KeyError,
+    UnicodeDecodeError,
+)
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Turn what a missing or damaged table of a run makes the readers raise into an error that names it."""
     try:
         yield
-    except (pl.exceptions.PolarsError, pa.ArrowException, FileNotFoundError, EOFError, KeyError) as error:
+    except _DAMAGE as error:
         raise _damaged(path, error) from None
     except OSError as error:
         # pyarrow says so of damaged bytes too; a store that fails stays one.
@@ -139,8 +155,94 @@ def _damaged(path: Path, error: BaseException) -> InputError:
 @contextmanager
 def open_parquet(path: Path, metadata: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
     """Open one file, of which only what is asked for is read; with its footer, where that is known."""
-    with path.open("rb") as source:
+    with _open_bytes(path) as source:
         yield pq.ParquetFile(source, metadata=metadata)
+
+
+def _open_bytes(path: Path) -> Any:
+    return pa.OSFile(str(path)) if as_remote(path) is None else path.open("rb")
+
+
+def read_schema(path: Path) -> pl.Schema:
+    """Return the names and types of the columns of one file."""
+    with open_parquet(path) as file:
+        return to_polars(file.schema_arrow.empty_table()).schema
+
+
+def read_batches(
+    path: Path,
+    columns: Sequence[str] | None = None,
+    start: int = 0,
+    stop: int | None = None,
+    batch_rows: int = BATCH_ROWS,
+) -> Iterator[pl.DataFrame]:
+    """Yield rows of one file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    columns
+        The names of those to read; None: all.
+    start, stop
+        Which rows; None: to the end.
+    batch_rows
+        Rows that are decoded at once, and yielded at the most.
+
+    Raises
+    ------
+    ArrowException, PolarsError, OSError
+        For a damaged file.
+    """
+    with _open_bytes(path) as source:
+        metadata = pq.read_metadata(source)
+        schema = metadata.schema.to_arrow_schema()
+        # A text of a megabyte that a million rows repeat takes a kilobyte of a file; decoded as places in a
+        # list of texts, it takes a megabyte of memory and not a terabyte.
+        text = [field.name for field in schema if _is_text(field.type)]
+        file = pq.ParquetFile(source, metadata=metadata, read_dictionary=text)
+        groups, skipped, at = [], 0, 0
+        for number in range(metadata.num_row_groups):
+            after = at + metadata.row_group(number).num_rows
+            if after <= start:
+                skipped = after
+            elif stop is None or at < stop:
+                groups.append(number)
+            at = after
+        names = schema.names if columns is None else list(columns)
+        at = skipped
+        for batch in file.iter_batches(batch_rows, groups, names, use_threads=False):
+            # Offsets, lengths and letters that lead elsewhere are refused here.
+            batch.validate(full=True)
+            after = at + batch.num_rows
+            low, high = max(start, at), after if stop is None else min(stop, after)
+            if low < high:
+                yield _to_frame(batch.slice(low - at, high - low), schema)
+            at = after
+
+
+def _is_text(type: pa.DataType) -> bool:
+    return bool(pa.types.is_string(type) or pa.types.is_large_string(type))
+
+
+def _to_frame(batch: pa.RecordBatch, schema: pa.Schema) -> pl.DataFrame:
+    """Return a batch as a frame of the types of the schema."""
+    columns = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if pa.types.is_dictionary(column.type) and _is_text(schema.field(name).type):
+            # Polars' texts are places too: nothing is repeated.
+            texts = pl.Series(name, column.dictionary, dtype=pl.String)
+            columns.append(texts.gather(pl.Series(column.indices)))
+        else:
+            columns.append(pl.Series(name, column))
+    return pl.DataFrame(columns)
+
+
+def to_polars(table: pa.Table) -> pl.DataFrame:
+    """Return a table as a frame."""
+    found = pl.from_arrow(table)
+    assert isinstance(found, pl.DataFrame)
+    return found
 
 
 def list_columns(schema: pa.Schema) -> list[pa.Field]:
@@ -156,7 +258,9 @@ def take_rows(path: Path, rows: NDArray[np.int64], columns: list[str]) -> pa.Tab
             stop = at + file.metadata.row_group(number).num_rows
             own = rows[np.searchsorted(rows, at) : np.searchsorted(rows, stop)]
             if len(own):
-                parts.append(file.read_row_group(number, columns=columns).take(pa.array(own - at)))
+                group = file.read_row_group(number, columns=columns)
+                group.validate(full=True)
+                parts.append(group.take(pa.array(own - at)))
             at = stop
     return pa.concat_tables(parts)
 
@@ -164,7 +268,9 @@ def take_rows(path: Path, rows: NDArray[np.int64], columns: list[str]) -> pa.Tab
 def read_columns(path: Path, columns: list[str]) -> pa.Table:
     """Return some columns of a table of a run."""
     with reading(path):
-        return open_dataset([path]).to_table(columns=columns)
+        table = open_dataset([path]).to_table(columns=columns)
+        table.validate(full=True)
+        return table
 
 
 def collect(path: Path, frame: pl.LazyFrame) -> pl.DataFrame:
@@ -186,8 +292,22 @@ def open_dataset(files: Sequence[Path]) -> ds.Dataset:
 
 
 def scan_parquet(files: Sequence[Path]) -> pl.LazyFrame:
-    """Return Parquet files as one lazy frame."""
-    if as_remote(files[0]) is None:
-        return pl.scan_parquet(list(files), glob=False)
-    # Through our own file system, which has the credentials and the retries.
-    return pl.scan_pyarrow_dataset(open_dataset(files))
+    """Return Parquet files of the same columns as one lazy frame; only the first one's footer is read."""
+
+    def read(
+        names: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, _: int | None
+    ) -> Iterator[pl.DataFrame]:
+        for path in files:
+            for frame in read_batches(path, names, 0, n_rows):
+                if n_rows is not None:
+                    n_rows -= frame.height
+                yield frame if predicate is None else frame.filter(predicate)
+
+    with reading(files[0]):
+        return register_io_source(read, schema=read_schema(files[0]))
+
+
+def read_frame(path: Path) -> pl.DataFrame:
+    """Read a whole table of a run."""
+    with reading(path):
+        return scan_parquet([path]).collect()
