@@ -108,7 +108,7 @@ def test_what_listens_is_opened_in_one_place() -> None:
             for one in opened:
                 name = getattr(one, "attr", getattr(one, "id", ""))
                 found |= {(path.relative_to(package).as_posix(), name)} if name in opening else set()
-    # The second is that of `toffee serve`: token, host, origin, TLS beyond the loopback; tests/report/test_serve.py.
+    # The second is that of `toffee serve`; tests/report/test_serve.py has its guards.
     assert found == {("cluster/client.py", "LocalCluster"), ("report/serve.py", "ThreadingHTTPServer")}
 
 

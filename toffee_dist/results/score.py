@@ -23,9 +23,17 @@ import numpy as np
 from toffee_dist.errors import InputError
 from toffee_dist.kernels.spectrum import count_freqs, inverse_transform
 from toffee_dist.results.nodes import find_nodes, find_step
+from toffee_dist.results.outside import read_outside, refuse_moment
 from toffee_dist.results.published import PublishedRun
 from toffee_dist.storage.compact import CompactTrajectory
-from toffee_dist.storage.vectors import CompactTable, VectorBlock, map_blocks, read_node_rows, read_nodes
+from toffee_dist.storage.vectors import (
+    CompactTable,
+    VectorBlock,
+    Vectors,
+    map_blocks,
+    read_node_rows,
+    read_nodes,
+)
 from toffee_dist.tensor import Floats, Ints
 
 # Pairs whose vectors are in memory at once, and bytes of factors.
@@ -40,6 +48,7 @@ def score_pairs(
     at: int | str | None = None,
     *,
     memory: bool = True,
+    where: str | None = None,
 ) -> Floats:
     """Return the model's own score of pairs, entries of the fit: summed over time, or at one step.
 
@@ -53,6 +62,8 @@ def score_pairs(
         A step or a moment; None sums over time as the run's ``reduce`` says.
     memory
         At a step of a filtered trajectory: whether what a pair itself did counts beside the low rank.
+    where
+        Where the vectors of the sources are, if not in the run; as in `neighbors`.
     """
     if len(sources) != len(targets):
         raise InputError(
@@ -62,26 +73,44 @@ def score_pairs(
             remedy="Give one target for each source.",
         )
     step = None if at is None else find_step(run.grid, at)
+    if where is not None:
+        refuse_moment(at)
+        spaces = _spaces(run)
+        known = np.array([node.row for node in find_nodes(run, targets, spaces[1])], dtype=np.int64)
+        E = read_outside(run, where, sources, "embedding", spaces[0])
+        outside = vector_parts(run, None)
+        return _in_batches(len(known), lambda part: outside(E[part], known[part]).sum(axis=1))
     i, j = find_pair_rows(run, sources, targets)
     if step is not None and "factors/A_freq" in run.manifest.outputs:
         return _score_by_factors(run, i, j, step)
-    out = np.empty(len(i))
     parts_of = score_parts(run, step)
-    for start in range(0, len(i), BATCH):
-        part = slice(start, start + BATCH)
+
+    def score(part: slice) -> Floats:
         directions, own = parts_of(i[part], j[part])
-        out[part] = directions.sum(axis=1) + (own if memory else 0.0)
+        return np.asarray(directions.sum(axis=1) + (own if memory else 0.0))
+
+    return _in_batches(len(i), score)
+
+
+def _in_batches(count: int, score: Callable[[slice], Floats]) -> Floats:
+    out = np.empty(count)
+    for start in range(0, count, BATCH):
+        part = slice(start, start + BATCH)
+        out[part] = score(part)
     return out
+
+
+def _spaces(run: PublishedRun) -> tuple[str | None, str | None]:
+    return ("source", "target") if run.manifest.config.bipartite else (None, None)
 
 
 def find_pair_rows(
     run: PublishedRun, sources: Sequence[object], targets: Sequence[object]
 ) -> tuple[Ints, Ints]:
     """Return the rows of sources and targets."""
-    spaces = ("source", "target") if run.manifest.config.bipartite else (None, None)
     i, j = (
         np.array([node.row for node in find_nodes(run, names, space)], dtype=np.int64)
-        for names, space in zip((sources, targets), spaces, strict=True)
+        for names, space in zip((sources, targets), _spaces(run), strict=True)
     )
     return i, j
 
@@ -97,15 +126,19 @@ def score_parts(run: PublishedRun, step: int | None) -> Callable[[Ints, Ints], t
         # Before the rotation, which changes no product: the directions are those of the basis.
         plain = CompactTrajectory(table.compact.folder)
         return lambda i, j: (_company(plain, i, j, step), plain.pair_rates(i, j, step))
+    left, parts_of = run.vectors("embedding" if step is None else "trajectory"), vector_parts(run, step)
+    return lambda i, j: (parts_of(read_nodes(left, i, step), j), np.zeros(len(i)))
+
+
+def vector_parts(run: PublishedRun, step: int | None) -> Callable[[Vectors, Ints], Floats]:
+    """Return what gives, for vectors of sources and rows of targets, their products along each direction."""
     _check_run(run, step)
     Q, weights = _core(run, power=1 / 3 if step is None else 2 / 3)
-    left = run.vectors("embedding" if step is None else "trajectory")
     right = run.vectors("embedding_target" if run.manifest.directed else "embedding")
 
-    def products(i: Ints, j: Ints) -> tuple[Floats, Floats]:
-        E = read_nodes(left, i, step).astype(np.float64) @ Q.T
+    def products(E: Vectors, j: Ints) -> Floats:
         F = read_nodes(right, j).astype(np.float64) @ Q.T
-        return np.asarray(E * weights * F), np.zeros(len(i))
+        return np.asarray(E.astype(np.float64) @ Q.T * weights * F)
 
     return products
 
