@@ -113,9 +113,10 @@ def assert_rows(frame: pl.DataFrame, expected: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("lists", ["fixed", "list"])
 def test_a_parquet_file(odd: Run, tmp_path: Path, lists: Any) -> None:
-    for name, options in (("one", {}), ("steps", {"steps": True}), ("then", {"at": 3})):
-        [path] = odd.export("parquet", tmp_path / f"{name}.parquet", vectors=lists, **options)  # type: ignore[arg-type]
-        assert_rows(pl.read_parquet(path), naive_rows(odd, **options))  # type: ignore[arg-type]
+    asked: dict[str, Any] = {"one": {}, "steps": {"steps": True}, "then": {"at": 3}}
+    for name, options in asked.items():
+        [path] = odd.export("parquet", tmp_path / f"{name}.parquet", vectors=lists, **options)
+        assert_rows(pl.read_parquet(path), naive_rows(odd, **options))
         kind = pq.read_schema(path).field("embedding").type
         assert pa.types.is_fixed_size_list(kind) == (lists == "fixed")
     assert pq.read_schema(path).metadata[b"toffee.space_id"].decode() == odd.manifest.space_of("trajectory")
