@@ -93,10 +93,14 @@ watch-test: setup
 	$(BIN)/python -m pytest -m "daemons or not daemons" --durations=5 tests/deploy/test_watching.py
 
 # Clusters of two Pythons and of two Dasks, which a job must refuse: environments of their own, as they would be.
-OTHER_PYTHON ?= python3.12
+# The first Python that runs and is another than ours; pyenv has names of some that do not.
+OTHER_PYTHON ?= $(shell for other in python3.12 python3.13 python3.11 $(wildcard $(HOME)/.pyenv/versions/3.1[123]*/bin/python3); do \
+  of=$$($$other -c 'import sys; print(sys.version_info[1])' 2>/dev/null) \
+  && [ "$$of" != "$$($(PYTHON) -c 'import sys; print(sys.version_info[1])')" ] && echo $$other && break; done)
 OTHER_DASK ?= 2025.4.1
 mixed-test: setup
-	-@test -x .venv-python/bin/toffee || { $(OTHER_PYTHON) -m venv .venv-python && \
+	@test -n "$(OTHER_PYTHON)" || { echo "no second Python here: make mixed-test OTHER_PYTHON=..."; exit 2; }
+	@test -x .venv-python/bin/toffee || { $(OTHER_PYTHON) -m venv .venv-python && \
 	  .venv-python/bin/python -m pip install --quiet --disable-pip-version-check -e .; }
 	@test -x .venv-dask/bin/toffee || { $(PYTHON) -m venv .venv-dask && \
 	  .venv-dask/bin/python -m pip install --quiet --disable-pip-version-check -e . \
@@ -143,6 +147,35 @@ lock-test:
 audit: deploy-setup
 	.ci/audit $(BIN)
 
+# The documentation as a site, in build/site: README, docs/, the docstrings, the notebook with its answers, a search.
+# Warnings are errors, and every link is followed.
+.PHONY: docs dist
+docs: $(VENV)/.docs
+	rm -rf build/site
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -d build/doctrees -E -c docs . build/site
+	$(BIN)/python docs/check_site.py build/site
+
+$(VENV)/.docs: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@
+
+# What a user gets from a registry: sdist and wheel in dist/, checked, then the wheel alone in an empty environment, and
+# the demonstration from an empty folder.
+DIST := .venv-dist
+dist: $(VENV)/.dist
+	rm -rf dist $(DIST)
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv $(DIST)
+	$(DIST)/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	$(DIST)/bin/python -m pip check
+	empty=$$(mktemp -d) && cd $$empty && $(CURDIR)/$(DIST)/bin/toffee demo --out demo && test -s demo/vectors/latest.json \
+	  && rm -r $$empty
+
+$(VENV)/.dist: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dist]'
+	@touch $@
+
 # The oldest versions that pyproject.toml allows, in an environment of their own; takes minutes, not part of CI.
 OLDEST := .venv-oldest
 oldest-test:
@@ -171,4 +204,4 @@ benchmarks: setup
 	$(BIN)/python benchmarks/future.py
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(LOCKED) .venv-python .venv-dask $(FEAST) build dist *.egg-info .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-* build dist *.egg-info .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis

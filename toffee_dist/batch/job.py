@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from toffee_dist.batch.blocks import BlockMatrix, MatrixTask, cut_matrix, matrix_folder
+from toffee_dist.batch.listeners import telling
 from toffee_dist.batch.plan import Plan, Shape, slices_in_blocks
 from toffee_dist.batch.sharded import solve_sharded
 from toffee_dist.batch.solve import BasisTask, SolveTask, solve_batch, write_basis
@@ -201,8 +202,13 @@ def open_job(
     config: JobConfig, run: RunFolder, progress: Progress | None = None, limits: Limits = LIMITS
 ) -> Iterator[Job]:
     """Give the job of a run, connected; its cluster is closed whatever happens."""
-    with open_traces(config.traces, run.run_id) as traces, ExitStack() as stack:
-        job = Job(config, run, progress or Progress(), limits, stack)
+    progress = progress or Progress()
+    with (
+        telling(config, run, progress),
+        open_traces(config.traces, run.run_id) as traces,
+        ExitStack() as stack,
+    ):
+        job = Job(config, run, progress, limits, stack)
         job.traces = traces
         job.connect(config)
         if dashboard := find_dashboard(job.client):

@@ -36,7 +36,7 @@ from toffee_dist.limits import LIMITS, Limits
 from toffee_dist.models import FitContext, find_model, fit_staged
 from toffee_dist.progress import Progress
 from toffee_dist.report.task import ReportTask, try_report
-from toffee_dist.settings import EdgeSettings, FitSettings, JobConfig, RuntimeSettings
+from toffee_dist.settings import EdgeSettings, FitSettings, JobConfig, JobRuntimeSettings
 from toffee_dist.storage.files import check_writable, copy_tree
 from toffee_dist.storage.lock import hold_lock
 from toffee_dist.storage.manifest import (
@@ -108,7 +108,7 @@ def run_locked(
     check_mode(config.mode)
     run = new_run(to_path(config.out))
     # A folder of runs is data: where a job runs is not written there, nor read from there.
-    asked = config.model_dump(mode="json", exclude=set(RuntimeSettings.model_fields))
+    asked = config.model_dump(mode="json", exclude=set(JobRuntimeSettings.model_fields))
     kept = hide_in(asked)
     run.write_job(
         JobRecord(
@@ -157,7 +157,9 @@ BEFORE_OPTIONS = {"trajectory_by": "als"}
 
 def asked_for(record: JobRecord) -> dict[str, Any]:
     """Return the settings of a run's start, without any that say where it runs."""
-    asked = {name: value for name, value in record.config.items() if name not in RuntimeSettings.model_fields}
+    asked = {
+        name: value for name, value in record.config.items() if name not in JobRuntimeSettings.model_fields
+    }
     return {**BEFORE_OPTIONS, **asked}
 
 

@@ -29,7 +29,7 @@ from toffee_dist.refresh.history import remove_old_runs
 from toffee_dist.refresh.log import FailedRefresh, Refreshed, record_refresh
 from toffee_dist.refresh.warm import COLD
 from toffee_dist.refresh.window import Window, count_steps, find_expiry, find_window
-from toffee_dist.settings import EdgeSettings, ModelSettings, RefreshConfig, RuntimeSettings
+from toffee_dist.settings import EdgeSettings, JobRuntimeSettings, ModelSettings, RefreshConfig
 from toffee_dist.storage.files import check_writable
 from toffee_dist.storage.lock import hold_lock
 from toffee_dist.storage.manifest import Following, Manifest
@@ -214,7 +214,7 @@ def _finish(
     """Go on with the run of this refresh, as far as it is."""
     if not run.complete:
         progress.say(f"going on with run {run.run_id}")
-        where = config.model_dump(include={*RuntimeSettings.model_fields, "inputs"})
+        where = config.model_dump(include={*JobRuntimeSettings.model_fields, "inputs"})
         return _resume(run, config, where, progress, limits)
     manifest = run.read_manifest()
     if manifest.state == "rejected":
