@@ -30,6 +30,7 @@ from toffee_dist.errors import ConfigError, InputError
 from toffee_dist.results.neighbors import choose_output
 from toffee_dist.results.nodes import find_nodes
 from toffee_dist.results.published import PublishedRun
+from toffee_dist.storage.exports import note_export
 from toffee_dist.storage.files import ArrayWriter, replacing
 from toffee_dist.storage.vectors import VectorBlock, Vectors, VectorTable, map_blocks, read_nodes
 from toffee_dist.words import show_line
@@ -101,6 +102,7 @@ def export_run(
             allowed="a name in a folder that exists",
             remedy=f"Make it first: mkdir -p {to.parent}",
         )
+    note_export(run.folder, form, to)
     if form == "duckdb":
         return _write_duckdb(run, to)
     output, step = choose_output(run, at, role)

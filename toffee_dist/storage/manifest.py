@@ -46,6 +46,7 @@ class Summary(Record):
     skipped: dict[str, Count]
     comments: Count
     outside: Count
+    forgotten: Count = 0
     used: Count
     self_loops: Count
     duplicates: Count
