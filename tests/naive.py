@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import struct
 from itertools import product
 from typing import Any
 
@@ -224,3 +227,64 @@ def neighbors(vectors: Array, row: int, k: int, metric: str) -> list[tuple[int, 
             product /= float(np.linalg.norm(vector) * np.linalg.norm(query))
         found.append((i, product))
     return sorted(found, key=lambda pair: (-round(pair[1], 12), pair[0]))[:k]
+
+
+def digest_tensor(tensor: Any) -> str:
+    """Return the digest of a tensor's entries, number after number."""
+    digests = [hashlib.sha256() for _ in range(5)]
+    for row in range(tensor.n_nodes):
+        pairs = range(int(tensor.indptr[row]), int(tensor.indptr[row + 1]))
+        digests[0].update(struct.pack("<q", len(pairs)))
+        for pair in pairs:
+            digests[1].update(struct.pack("<q", int(tensor.indices[pair])))
+            entries = range(int(tensor.tube_ptr[pair]), int(tensor.tube_ptr[pair + 1]))
+            digests[2].update(struct.pack("<i", len(entries)))
+            for entry in entries:
+                digests[3].update(struct.pack("<i", int(tensor.steps[entry])))
+                digests[4].update(struct.pack("<d", float(tensor.values[entry])))
+    parts = [tensor.n_nodes, tensor.n_steps, tensor.directed, *(digest.hexdigest() for digest in digests)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def choice_sums(X: Array, U: Array, V: Array, directed: bool) -> dict[str, Array]:
+    """What a choice of frequencies is made from, pair by pair, of a dense (n, n, T) tensor."""
+    n, _, T = X.shape
+    depth = U.shape[1]
+    shuffled, spreads = np.zeros(2), np.zeros((2, depth, depth))
+    for i in range(n):
+        for j in range(n):
+            tube = X[i, j]
+            v = ((tube**2).sum() - tube.sum() ** 2 / T) * T / (T - 1)
+            own, other = U[i] @ U[i], V[j] @ V[j]
+            shuffled[0] += v * own * other
+            spreads += v * np.array([other * np.outer(U[i], U[i]), own * np.outer(V[j], V[j])])
+            if not directed and i != j:
+                shuffled[1] += v * (U[i] @ U[j]) * (V[i] @ V[j])
+    return {
+        "energies": (np.abs(np.fft.rfft(X, axis=2)) ** 2).sum(axis=(0, 1)),
+        "core": np.einsum("ia,ijt,jb->tab", U, X, V),
+        "shuffled": shuffled,
+        "spreads": spreads,
+    }
+
+
+def drift(before: dict[Any, Any], now: dict[Any, Any]) -> dict[str, Any]:
+    """How far nodes moved between two tables of vectors, node by node."""
+    states, cosines, ratios, trusted = [], {}, [], []
+    for name, row in now.items():
+        old = before.get(name)
+        if old is None:
+            states.append("new")
+            continue
+        had, has = old["degree"] > 0, row["degree"] > 0
+        states.append({(True, False): "left", (False, True): "returned"}.get((had, has), "other"))
+        if had and has:
+            trusted.append(min(old["degree"], row["degree"]))
+        x, y = (np.array(each["embedding"], dtype=np.float64) for each in (row, old))
+        if x.any() and y.any():
+            cosines[name] = float(x @ y / np.linalg.norm(x) / np.linalg.norm(y))
+            ratios.append(float(np.linalg.norm(x) / np.linalg.norm(y)))
+    busy = float(np.median(trusted))
+    known = [name for name in cosines if min(before[name]["degree"], now[name]["degree"]) >= busy]
+    movers = sorted(known, key=lambda name: cosines[name])
+    return {"states": states, "cosines": cosines, "ratios": ratios, "movers": movers}
