@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 from disks import FaultyDisk, WatchedDisk
 
+from tests.harness import s3
 from tests.harness.refreshes import DAY, FIRST, night, write_day, write_days
 from toffee_dist import load_run
 from toffee_dist.batch.pipeline import start_run
@@ -29,6 +30,7 @@ from toffee_dist.refresh.history import roll_back
 from toffee_dist.refresh.job import refresh
 from toffee_dist.settings import JobConfig
 from toffee_dist.storage.disk import using_disk
+from toffee_dist.storage.paths import to_path
 from toffee_dist.storage.runs import find_latest, list_runs
 
 PERSON = "Zoë <zoe@example.org> & co"
@@ -136,6 +138,12 @@ def test_nothing_of_an_id_is_left(season: Path, out: Path, tmp_path: Path) -> No
     assert [len(run["files"]) > 5 and run["nodes"] for run in found["runs"]] == [1, 1]
     assert [note["to"] for note in found["exports"]] == [str(tmp_path / "copy")]
     files = {file["name"]: file for file in found["runs"][-1]["files"]}
+    assert {
+        "index/embedding.npy",
+        "report.html",
+        "manifest.json",
+        "factors/A_time/part-00000.parquet",
+    } <= set(files)
     was, now = files["nodes.parquet"]["before"], files["nodes.parquet"]["after"]
     assert was == before.manifest.files["nodes.parquet"].to_json()
     assert now != was
@@ -220,6 +228,32 @@ def test_what_cannot_be_forgotten(tmp_path: Path, out: Path) -> None:
     code, words = say(str(out), "--file", str(tmp_path / "none.txt"))
     assert code == 3
     assert "none.txt" in words
+
+
+def test_on_a_store(season: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOFFEE_CACHE", str(tmp_path / "cache"))
+    with s3.server("moto") as port, s3.proxy(port) as proxy, s3.use(proxy.port) as fs:
+        fs.mkdir(s3.BUCKET)
+        url = f"s3://{s3.BUCKET}/out"
+        settings = {
+            "inputs": (str(season / "edges"),),
+            "out": url,
+            "mode": "threads",
+            "workers": 1,
+            "rank": 4,
+        }
+        options = {"outputs": ("embedding", "trajectory"), "dense": "last:2", "report": False}
+        start_run(JobConfig.read(settings | options))
+        before = load_run(url)
+        done = forget(to_path(url), [PERSON])
+        assert done.receipt.runs[0].nodes == 1
+        fs.get(url, str(tmp_path / "copy"), recursive=True)
+        assert find_left(tmp_path / "copy", PERSON) == []
+        after = load_run(url)
+        assert after.manifest.run_id != before.manifest.run_id
+        assert check_run(after.folder) > 5
+        assert after.trajectory.numpy().shape == (31, 241, 4)
+        assert len(list_runs(to_path(url))) == 1
 
 
 def _fork(work: object) -> int:

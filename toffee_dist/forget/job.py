@@ -40,7 +40,7 @@ from toffee_dist.storage.forgotten import (
     forget_ids,
 )
 from toffee_dist.storage.lock import hold_lock
-from toffee_dist.storage.manifest import FileRecord, read_record, write_record
+from toffee_dist.storage.manifest import FileRecord, IndexRecord, read_record, write_record
 from toffee_dist.storage.runs import RunFolder, get_run, list_runs, point_to, read_pointer
 from toffee_dist.tasks import Say
 
@@ -207,7 +207,7 @@ def write_version(
     erasing = Erasing(names, find_rows(old, names))
     erased: dict[str, int] = {}
     compact = False
-    for file in sorted([*old.result_files("*"), *old.path.glob("index/*.npy")]):
+    for file in sorted(old.result_files("*")):
         name = file.relative_to(old.path).as_posix()
         to = new.path / _renamed(name, mapping)
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -215,13 +215,20 @@ def write_version(
             compact = True
         elif name.endswith(".parquet"):
             erased[name] = rewrite.rewrite_table(file, to, erasing)
-        elif name.startswith("index/"):
-            erased[name] = rewrite.rewrite_rows(file, to, erasing.rows)
         elif name != old.report.name:
             link_or_copy(file, to)
     if compact:
         dropped = rewrite.rewrite_compact(old.compact, new.compact, erasing.rows)
         erased |= {file.relative_to(old.path).as_posix(): dropped for file in old.compact.glob("*")}
+    for file in sorted(old.path.glob("index/*.npy")):
+        record = old.index_record(file.stem)
+        # Without its record an index is not read, and not needed.
+        if record.exists():
+            new.index(file.stem).parent.mkdir(exist_ok=True)
+            name = file.relative_to(old.path).as_posix()
+            erased[name] = rewrite.rewrite_rows(file, new.index(file.stem), erasing.rows)
+            said = read_record(record, IndexRecord).replaced(run_id=new.run_id)
+            write_record(new.index_record(file.stem), said)
     changed = rewrite.rewrite_manifest(manifest, erasing, mapping)
     if old.report.exists():
         # For the start-up time of commands without one: Bokeh and scikit-learn take two seconds.
@@ -229,21 +236,19 @@ def write_version(
 
         write_report(new, changed, new.report)
         erased[old.report.name] = len(erasing.rows)
-    files = {
-        file.relative_to(new.path).as_posix(): FileRecord(**seal_file(file)._asdict())
-        for file in new.result_files("*")
-    }
-    before = dict(manifest.files)
+    files = {file.relative_to(new.path).as_posix(): _seal(file) for file in new.result_files("*")}
+    new.write_manifest(changed.replaced(files=files))
+    erased[old.manifest.name] = len(erasing.rows)
     listed = []
     for name, rows in sorted(erased.items()):
-        was, now = before.get(name), files.get(name)
+        was, now = manifest.files.get(name) or _seal(old.path / name), _seal(new.path / name)
         if rows and was != now:
             listed.append(ErasedFile(name=name, rows=rows, before=was, after=now))
-    was = FileRecord(**seal_file(old.manifest)._asdict())
-    new.write_manifest(changed.replaced(files=files))
-    after = FileRecord(**seal_file(new.manifest)._asdict())
-    listed.append(ErasedFile(name=old.manifest.name, rows=len(erasing.rows), before=was, after=after))
     return ErasedRun(old=old.run_id, new=new.run_id, nodes=len(erasing.rows), files=listed)
+
+
+def _seal(path: Path) -> FileRecord:
+    return FileRecord(**seal_file(path)._asdict())
 
 
 def _renamed(name: str, mapping: Mapping[str, str]) -> str:

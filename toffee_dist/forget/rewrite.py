@@ -23,9 +23,10 @@ from toffee_dist.storage.compact import ARRAYS, HEADER, CompactHeader, array_of
 from toffee_dist.storage.files import link_or_copy, map_array, read_array, save_array
 from toffee_dist.storage.manifest import Drift, Manifest, read_record
 from toffee_dist.storage.runs import RunFolder
+from toffee_dist.storage.spaces import SPACE_COLUMN
 
-# Columns that name a row, and so stay.
-PLACES = ("row", "space", "step", "k")
+# Columns that say what a row is of, and so stay.
+PLACES = ("row", "space", "step", "k", SPACE_COLUMN)
 IDS = ("id", "node_id")
 
 

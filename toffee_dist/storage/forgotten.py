@@ -51,12 +51,12 @@ class Forgotten(Record):
 
 
 class ErasedFile(Record):
-    """A file of a run before and after; None: it was not there, or is not any more."""
+    """A file of a run before and after, and how many of its rows or entries were erased."""
 
     name: str
     rows: int
-    before: FileRecord | None
-    after: FileRecord | None
+    before: FileRecord
+    after: FileRecord
 
 
 class ErasedRun(Record):
