@@ -36,6 +36,7 @@ from toffee_dist.results.nodes import choose_output, find_nodes
 from toffee_dist.results.published import PublishedRun
 from toffee_dist.results.snapshots import take_snapshot
 from toffee_dist.settings import VectorLists
+from toffee_dist.storage.exports import note_export
 from toffee_dist.storage.files import ArrayWriter, replacing, write_json
 from toffee_dist.storage.spaces import SPACE_COLUMN
 from toffee_dist.storage.vectors import VectorBlock, Vectors, VectorTable, map_blocks, read_nodes
@@ -122,16 +123,17 @@ def export_run(
             allowed="a name in a folder that exists",
             remedy=f"Make it first: mkdir -p {to.parent}",
         )
-    if form in LAKES:
-        lists: VectorLists = vectors or ("list" if form in ("delta", "feast") else "fixed")
-        return LAKES[form](take_snapshot(run, at, role, steps=steps, lists=lists), to)
-    if steps or vectors is not None:
+    if form not in LAKES and (steps or vectors is not None):
         raise ConfigError(
             "--steps" if steps else "--vectors",
             got=f"format {form}",
             allowed=f"of the formats {', '.join(LAKES)}",
             remedy="Leave it out, or choose one of these formats.",
         )
+    note_export(run.folder, form, to)
+    if form in LAKES:
+        lists: VectorLists = vectors or ("list" if form in ("delta", "feast") else "fixed")
+        return LAKES[form](take_snapshot(run, at, role, steps=steps, lists=lists), to)
     if form == "duckdb":
         return _write_duckdb(run, to)
     output, step = choose_output(run, at, role)
