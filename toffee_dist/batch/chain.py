@@ -47,6 +47,10 @@ class Chain:
     def align(self, job: Job, zero: ZeroSlice | None) -> None:
         """Find the rotation onto the previous run."""
 
+    def space(self) -> str:
+        """Return the id of the space that the vectors were turned into; empty: into none."""
+        return ""
+
     def finish(self, job: Job, zero: ZeroSlice | None) -> RefreshRecord | None:
         """Set the run beside earlier ones; return what was found, with the reasons not to publish it."""
         return None

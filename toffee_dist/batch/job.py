@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from toffee_dist.batch.blocks import BlockMatrix, MatrixTask, cut_matrix, matrix_folder
+from toffee_dist.batch.listeners import telling
 from toffee_dist.batch.plan import Plan, Shape, slices_in_blocks
 from toffee_dist.batch.sharded import solve_sharded
 from toffee_dist.batch.solve import BasisTask, SolveTask, solve_batch, write_basis
@@ -28,6 +29,7 @@ from toffee_dist.storage.files import FileSeal
 from toffee_dist.storage.manifest import Metrics
 from toffee_dist.storage.paths import as_remote
 from toffee_dist.storage.runs import RunFolder
+from toffee_dist.storage.spaces import Spaces
 from toffee_dist.tasks import RunTasks
 from toffee_dist.timegrid import TimeGrid
 from toffee_dist.units import parse_bytes
@@ -75,6 +77,8 @@ class Job:
         Where tasks run.
     shape, grid, bounds, plan, outcome
         Known when the edges are staged; `bounds` are the rows at which slices are cut into blocks.
+    spaces
+        Known when the vectors are; the ids of the spaces that they are in.
     slices : names of the slices that the run has, in the order of their solving
     seals : of the parts that were read back, by the way from the run to each
     """
@@ -84,6 +88,7 @@ class Job:
     bounds: tuple[int, ...]
     plan: Plan
     outcome: Outcome
+    spaces: Spaces
 
     def __init__(
         self, config: JobConfig, run: RunFolder, progress: Progress, limits: Limits, stack: ExitStack
@@ -206,8 +211,13 @@ def open_job(
     config: JobConfig, run: RunFolder, progress: Progress | None = None, limits: Limits = LIMITS
 ) -> Iterator[Job]:
     """Give the job of a run, connected; its cluster is closed whatever happens."""
-    with open_traces(config.traces, run.run_id) as traces, ExitStack() as stack:
-        job = Job(config, run, progress or Progress(), limits, stack)
+    progress = progress or Progress()
+    with (
+        telling(config, run, progress),
+        open_traces(config.traces, run.run_id) as traces,
+        ExitStack() as stack,
+    ):
+        job = Job(config, run, progress, limits, stack)
         job.traces = traces
         job.connect(config)
         if dashboard := find_dashboard(job.client):

@@ -36,7 +36,7 @@ from toffee_dist.limits import LIMITS, Limits
 from toffee_dist.models import FitContext, find_model, fit_staged
 from toffee_dist.progress import Progress
 from toffee_dist.report.task import ReportTask, try_report
-from toffee_dist.settings import EdgeSettings, FitSettings, JobConfig, RuntimeSettings
+from toffee_dist.settings import EdgeSettings, FitSettings, JobConfig, JobRuntimeSettings
 from toffee_dist.storage.files import check_writable, copy_tree
 from toffee_dist.storage.lock import hold_lock
 from toffee_dist.storage.manifest import (
@@ -51,7 +51,8 @@ from toffee_dist.storage.manifest import (
 from toffee_dist.storage.paths import to_path
 from toffee_dist.storage.runs import RunFolder, lacks_pointer, new_run, point_to
 from toffee_dist.storage.slices import REDUCED, Starts, ZeroSlice, slice_name
-from toffee_dist.storage.tensors import check_tensor
+from toffee_dist.storage.spaces import make_spaces
+from toffee_dist.storage.tensors import check_tensor, digest_tensor
 from toffee_dist.words import hide_in, show_line
 
 
@@ -62,6 +63,7 @@ def run_job(job: Job, chain: Chain = NO_CHAIN) -> Outcome:
     zero = fit_zero(job, chain.starts(job))
     write_node_stats(job, zero)
     chain.align(job, zero)
+    find_spaces(job, chain)
     chosen = choose_frequencies(job)
     solve_others(job, chosen, chain.starts(job))
     filter_in_time(job)
@@ -106,7 +108,7 @@ def run_locked(
     check_mode(config.mode)
     run = new_run(to_path(config.out))
     # A folder of runs is data: where a job runs is not written there, nor read from there.
-    asked = config.model_dump(mode="json", exclude=set(RuntimeSettings.model_fields))
+    asked = config.model_dump(mode="json", exclude=set(JobRuntimeSettings.model_fields))
     kept = hide_in(asked)
     run.write_job(
         JobRecord(
@@ -155,7 +157,9 @@ BEFORE_OPTIONS = {"trajectory_by": "als"}
 
 def asked_for(record: JobRecord) -> dict[str, Any]:
     """Return the settings of a run's start, without any that say where it runs."""
-    asked = {name: value for name, value in record.config.items() if name not in RuntimeSettings.model_fields}
+    asked = {
+        name: value for name, value in record.config.items() if name not in JobRuntimeSettings.model_fields
+    }
     return {**BEFORE_OPTIONS, **asked}
 
 
@@ -289,6 +293,13 @@ def write_node_stats(job: Job, zero: ZeroSlice | None) -> None:
     job.outcome.figures |= figures
 
 
+def find_spaces(job: Job, chain: Chain) -> None:
+    """Name the spaces that the vectors are in, by what they are made of or by what they follow."""
+    [tensor] = job.map("space", digest_tensor, [str(job.run.staged.tensor)])
+    outputs = wanted_parts(job.config, job.shape.directed)
+    job.spaces = make_spaces(job.config, outputs, tensor, chain.space())
+
+
 def choose_frequencies(job: Job) -> tuple[int, ...]:
     """Choose the frequencies of the trajectory; none where there is none."""
     run = job.run
@@ -335,7 +346,8 @@ def filter_in_time(job: Job) -> None:
         for index, (start, stop) in enumerate(pairwise(cuts))
     ]
     job.map("filter", trajectory.write_block, blocks)
-    kernel = trajectory.KernelTask(str(run.path), cuts, config.causal, config.denoise)
+    space = job.spaces.outputs["trajectory"]
+    kernel = trajectory.KernelTask(str(run.path), cuts, config.causal, config.denoise, space)
     [record] = job.map("kernel", trajectory.learn_kernels, [kernel])
     job.outcome.figures["movement_kept"] = record.kept
     job.progress.say(f"trajectory: {record.kept:.1%} of the movement stands out of the noise")
@@ -381,6 +393,8 @@ def write_parts(job: Job, zero: ZeroSlice | None, chosen: tuple[int, ...], rotat
                 raw=config.gauge == "none",
                 rotated=rotated,
                 steps=steps,
+                space_id=job.spaces.outputs[output],
+                lists=config.vectors == "list",
             )
             for part in iter_parts(shape.n_nodes, rows)
         ]
@@ -446,6 +460,8 @@ def _describe(job: Job, ingested: IngestRecord, refresh: RefreshRecord | None) -
         summary=ingested.summary,
         grid=ingested.grid,
         outputs=tuple(wanted_parts(job.config, job.shape.directed)),
+        space_id=job.spaces.space_id,
+        spaces=job.spaces.outputs,
         refresh=refresh,
         metrics=job.outcome.metrics(),
     )

@@ -71,6 +71,8 @@ def runs_command(path: str, as_json: bool) -> None:
         words = [f"{'*' if line.latest else ' '} {line.run}  {line.state:<10}"]
         if line.nodes is not None:
             words.append(f"{line.nodes:>10,} nodes  {line.first} to {line.last}")
+        if line.space_id:
+            words.append(f"space {line.space_id[:8]}")
         if line.cosine is not None:
             words.append(f"cosine {line.cosine:.3f}")
         echo(show_line("  ".join([*words, *line.reasons])))
@@ -98,10 +100,21 @@ def rollback_command(path: str, to: str | None, as_json: bool) -> None:
 @click.argument("path", metavar="OUT")
 @inputs_argument
 @click.option("--to", required=True, metavar="FILE", help="Parquet file for the vectors of the new nodes.")
+@click.option(
+    "--space-id",
+    metavar="ID",
+    help="Refuse a run of another space: the id that came with vectors which are stored already.",
+)
 @config_options(RuntimeSettings, without=("memory",))
 @json_option
 def fold_in_command(
-    path: str, inputs: tuple[str, ...], to: str, config: str | None, as_json: bool, **options: Any
+    path: str,
+    inputs: tuple[str, ...],
+    to: str,
+    space_id: str | None,
+    config: str | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Give vectors to nodes that appeared after the run, from their edges, without a refresh.
 
@@ -117,7 +130,7 @@ def fold_in_command(
 
     settings = FoldConfig.read({"inputs": inputs or None, **options}, config)
     check_parent(to_path(to), "--to")
-    found = fold_in(to_path(path), settings, to_path(to), choose_progress(quiet=as_json))
+    found = fold_in(to_path(path), settings, to_path(to), choose_progress(quiet=as_json), space_id)
     echo(
         json.dumps(found)
         if as_json

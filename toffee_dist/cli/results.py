@@ -28,6 +28,18 @@ _role = click.option(
     type=click.Choice(["source", "target"]),
     help="Of directed graphs: nodes as sources or as targets.  [default: source]",
 )
+_expected = click.option(
+    "--space-id",
+    metavar="ID",
+    help="Refuse a run of another space: the id that came with vectors which are stored already.",
+)
+_where = click.option(
+    "--from",
+    "where",
+    metavar="PATH",
+    help="Where the vector of the first node is, if not in RUN: another run of the same space, or a file of "
+    "toffee fold-in.",
+)
 
 
 def _table(frame: Any) -> str:
@@ -56,6 +68,8 @@ def _table(frame: Any) -> str:
 )
 @_role
 @_space
+@_where
+@_expected
 @json_option
 def neighbors_command(
     path: str,
@@ -65,6 +79,8 @@ def neighbors_command(
     metric: Any,
     role: Any,
     space: str | None,
+    where: str | None,
+    space_id: str | None,
     as_json: bool,
 ) -> None:
     """Find the nodes nearest to NODE, over all time or at a step.
@@ -80,7 +96,8 @@ def neighbors_command(
     # Saves start-up time.
     from toffee_dist.results.run import load_run
 
-    found = load_run(path).neighbors(node, count, at=at, metric=metric, role=role, space=space)
+    run = load_run(path, space_id)
+    found = run.neighbors(node, count, at=at, metric=metric, role=role, space=space, where=where)
     echo(json.dumps({"node": node, "neighbors": found.to_dicts()}) if as_json else _table(found))
 
 
@@ -167,8 +184,18 @@ def similar_periods_command(path: str, node: str, count: int, space: str | None,
     default=True,
     help="At a step: whether what a pair itself did counts, beside the company that both nodes keep.",
 )
+@_where
+@_expected
 @json_option
-def score_command(path: str, pairs: tuple[str, ...], at: str | None, memory: bool, as_json: bool) -> None:
+def score_command(
+    path: str,
+    pairs: tuple[str, ...],
+    at: str | None,
+    memory: bool,
+    where: str | None,
+    space_id: str | None,
+    as_json: bool,
+) -> None:
     """Give the model's own score of PAIRS: how likely a link is, over all time or at a step.
 
     PAIRS are source,target words, or a Parquet or text file with two columns of ids. Scores are entries of
@@ -185,17 +212,18 @@ def score_command(path: str, pairs: tuple[str, ...], at: str | None, memory: boo
     from toffee_dist.results.pairs import read_pairs
     from toffee_dist.results.run import load_run
 
-    run = load_run(path)
+    run = load_run(path, space_id)
     sources, targets = read_pairs(pairs)
-    scores = run.score(sources, targets, at, memory=memory)
+    scores = run.score(sources, targets, at, memory=memory, where=where)
     frame = pl.DataFrame({"source": sources, "target": targets, "score": scores})
     echo(json.dumps({"scores": frame.to_dicts()}) if as_json else _table(frame))
 
 
 @click.command("index", short_help="Make queries of a large run quick")
 @_run
+@_expected
 @json_option
-def index_command(path: str, as_json: bool) -> None:
+def index_command(path: str, space_id: str | None, as_json: bool) -> None:
     """Write the vectors of RUN once more, for quick queries.
 
     As float32 matrices in the run's folder index/; neighbors, similar-periods and score then read these.
@@ -207,7 +235,7 @@ def index_command(path: str, as_json: bool) -> None:
     # Saves start-up time.
     from toffee_dist.results.run import load_run
 
-    files = [str(file) for file in load_run(path).build_index()]
+    files = [str(file) for file in load_run(path, space_id).build_index()]
     echo(json.dumps({"files": files}) if as_json else "\n".join(map(show_line, files)))
 
 
@@ -223,8 +251,11 @@ def index_command(path: str, as_json: bool) -> None:
 @click.option("--to", required=True, metavar="PATH", help="A new file; for numpy and faiss a new folder.")
 @_at
 @_role
+@_expected
 @json_option
-def export_command(path: str, form: str, to: str, at: str | None, role: str | None, as_json: bool) -> None:
+def export_command(
+    path: str, form: str, to: str, at: str | None, role: str | None, space_id: str | None, as_json: bool
+) -> None:
     """Hand the vectors on: word2vec text, NumPy, FAISS, DuckDB, Postgres with pgvector.
 
     \b
@@ -236,7 +267,7 @@ def export_command(path: str, form: str, to: str, at: str | None, role: str | No
     from toffee_dist.results.run import load_run
 
     check_parent(Path(to), "--to")
-    files = [str(file) for file in load_run(path).export(form, to, at=at, role=role or "source")]
+    files = [str(file) for file in load_run(path, space_id).export(form, to, at=at, role=role or "source")]
     echo(json.dumps({"files": files}) if as_json else "\n".join(map(show_line, files)))
 
 

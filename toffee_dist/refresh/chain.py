@@ -120,6 +120,15 @@ class RefreshChain(Chain):
         links.write_links(asked, job.map("links", links.find_links, parts))
         self.links = links.score_links(asked, job.map("links", links.look_up, parts))
 
+    def space(self) -> str:
+        """Return that of the previous run, where enough nodes are in both to say how its axes lie."""
+        if self.alignment is None:
+            return ""
+        before = RunFolder.at(self.previous).read_manifest()
+        active = before.summary.nodes if before.metrics.active is None else before.metrics.active
+        enough = self.alignment.nodes >= min(self.settings.rank, active)
+        return before.space_id if enough else ""
+
     def finish(self, job: Job, zero: ZeroSlice | None) -> RefreshRecord:
         """Keep the slices for the next refresh, measure drift, and judge."""
         run, follow = str(job.run.path), self.following

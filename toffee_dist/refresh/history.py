@@ -33,6 +33,7 @@ class RunLine:
     last: str = ""
     cosine: float | None = None
     reasons: tuple[str, ...] = ()
+    space_id: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain types."""
@@ -64,6 +65,7 @@ def _describe(run: RunFolder, latest: bool) -> RunLine:
         summary.last,
         drift[0].cosine.get("p50") if drift else None,
         () if refresh is None else tuple(refresh.reasons),
+        manifest.space_id,
     )
 
 

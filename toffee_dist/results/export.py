@@ -27,8 +27,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from toffee_dist.errors import ConfigError, InputError
-from toffee_dist.results.neighbors import choose_output
-from toffee_dist.results.nodes import find_nodes
+from toffee_dist.results.nodes import choose_output, find_nodes
 from toffee_dist.results.published import PublishedRun
 from toffee_dist.storage.files import ArrayWriter, replacing
 from toffee_dist.storage.vectors import VectorBlock, Vectors, VectorTable, map_blocks, read_nodes

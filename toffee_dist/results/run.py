@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from toffee_dist.results.classifier import Label, NodeClassifier, train_classifier
 from toffee_dist.results.export import export_run
 from toffee_dist.results.index import build_index
 from toffee_dist.results.neighbors import Metric, neighbors
+from toffee_dist.results.outside import join_runs
 from toffee_dist.results.published import PublishedRun
 from toffee_dist.results.rhythm import Rhythm, find_rhythm
 from toffee_dist.results.score import score_pairs
@@ -39,12 +42,21 @@ class Run(PublishedRun):
         metric: Metric = "cosine",
         role: Role | None = None,
         space: str | None = None,
+        where: str | None = None,
     ) -> pl.DataFrame:
         """Return the k nearest nodes of a node, over all time or at a step or moment.
 
         See `toffee_dist.results.neighbors.neighbors`.
         """
-        return neighbors(self, node, k, at=at, metric=metric, role=role, space=space)
+        return neighbors(self, node, k, at=at, metric=metric, role=role, space=space, where=where)
+
+    def join(self, earlier: PublishedRun, role: Role = "source") -> pl.LazyFrame:
+        """Return the nodes that this run and an earlier one share, with both vectors; of one space only."""
+        return join_runs(self, earlier, role)
+
+    def train_classifier(self, labels: Mapping[Any, Label], role: Role = "source") -> NodeClassifier:
+        """Train a classifier of nodes, which later runs of the same space can use."""
+        return train_classifier(self, labels, role)
 
     def trajectory_of(self, node: object, space: str | None = None) -> NodeTrajectory:
         """Return one node over time: its vectors, their lengths, plots of them."""
@@ -61,9 +73,10 @@ class Run(PublishedRun):
         at: int | str | None = None,
         *,
         memory: bool = True,
+        where: str | None = None,
     ) -> NDArray[np.float64]:
         """Return the model's own score of pairs, summed over time or at a step or moment."""
-        return score_pairs(self, sources, targets, at, memory=memory)
+        return score_pairs(self, sources, targets, at, memory=memory, where=where)
 
     def build_index(self) -> list[Path]:
         """Write the vectors once more for quick queries; see `toffee_dist.results.index`."""
@@ -76,8 +89,16 @@ class Run(PublishedRun):
         return export_run(self, form, Path(to), at=at, role=role)
 
 
-def load_run(path: Path | str) -> Run:
+def load_run(path: Path | str, space_id: str | None = None) -> Run:
     """Open a run: that which OUT's latest.json points to, or the one in the folder given.
+
+    Parameters
+    ----------
+    path
+        A folder of runs, or a run.
+    space_id
+        Id of the space that stored vectors are in, where the run is to be used beside them: an error unless
+        it is the run's.
 
     Examples
     --------
@@ -85,4 +106,7 @@ def load_run(path: Path | str) -> Run:
     >>> run.embedding.numpy().shape  # doctest: +SKIP
     (1899, 128)
     """
-    return Run(find_run(to_path(path)))
+    run = Run(find_run(to_path(path)))
+    if space_id is not None:
+        run.expect_space(space_id)
+    return run

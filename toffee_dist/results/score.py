@@ -23,9 +23,17 @@ import numpy as np
 from toffee_dist.errors import InputError
 from toffee_dist.kernels.spectrum import count_freqs, inverse_transform
 from toffee_dist.results.nodes import find_nodes, find_step
+from toffee_dist.results.outside import read_outside, refuse_moment
 from toffee_dist.results.published import PublishedRun
 from toffee_dist.storage.compact import CompactTrajectory
-from toffee_dist.storage.vectors import CompactTable, VectorBlock, map_blocks, read_node_rows, read_nodes
+from toffee_dist.storage.vectors import (
+    CompactTable,
+    VectorBlock,
+    Vectors,
+    map_blocks,
+    read_node_rows,
+    read_nodes,
+)
 from toffee_dist.tensor import Floats, Ints
 
 # Pairs whose vectors are in memory at once, and bytes of factors.
@@ -40,6 +48,7 @@ def score_pairs(
     at: int | str | None = None,
     *,
     memory: bool = True,
+    where: str | None = None,
 ) -> Floats:
     """Return the model's own score of pairs, entries of the fit: summed over time, or at one step.
 
@@ -53,6 +62,8 @@ def score_pairs(
         A step or a moment; None sums over time as the run's ``reduce`` says.
     memory
         At a step of a filtered trajectory: whether what a pair itself did counts beside the low rank.
+    where
+        Where the vectors of the sources are, if not in the run; as in `neighbors`.
     """
     if len(sources) != len(targets):
         raise InputError(
@@ -63,6 +74,10 @@ def score_pairs(
         )
     step = None if at is None else find_step(run.grid, at)
     spaces = ("source", "target") if run.manifest.config.bipartite else (None, None)
+    if where is not None:
+        refuse_moment(at)
+        known = [node.row for node in find_nodes(run, targets, spaces[1])]
+        return _score_by_vectors(run, read_outside(run, where, sources, "embedding", spaces[0]), known, None)
     i, j = (
         [node.row for node in find_nodes(run, names, space)]
         for names, space in zip((sources, targets), spaces, strict=True)
@@ -116,7 +131,8 @@ def _products(compact: CompactTrajectory, i: Ints, j: Ints, step: int) -> Floats
     return np.asarray(np.einsum("pr,pr->p", Z, compact.basis(targets)[at].astype(np.float64)))
 
 
-def _score_by_vectors(run: PublishedRun, i: list[int], j: list[int], step: int | None) -> Floats:
+def _score_by_vectors(run: PublishedRun, i: list[int] | Vectors, j: list[int], step: int | None) -> Floats:
+    """Return scores of sources, by their rows or their vectors, with targets."""
     _check_run(run, step)
     core = _core(run, power=1 / 3 if step is None else 2 / 3)
     left = run.vectors("embedding" if step is None else "trajectory")
@@ -124,9 +140,9 @@ def _score_by_vectors(run: PublishedRun, i: list[int], j: list[int], step: int |
     out = np.empty(len(i))
     for start in range(0, len(i), BATCH):
         part = slice(start, start + BATCH)
-        E = read_nodes(left, i[part], step).astype(np.float64)
+        E = i[part] if isinstance(i, np.ndarray) else read_nodes(left, i[part], step)
         F = read_nodes(right, j[part]).astype(np.float64)
-        out[part] = np.einsum("pr,pr->p", E @ core, F)
+        out[part] = np.einsum("pr,pr->p", E.astype(np.float64) @ core, F)
     return out
 
 

@@ -29,7 +29,7 @@ from toffee_dist.errors import InputError
 from toffee_dist.kernels.filter import ActiveRows, NodeEntries, TimeKernel, filter_rows, noise_levels
 from toffee_dist.kernels.movement import movement_p
 from toffee_dist.storage.files import map_array, read_array, save_array
-from toffee_dist.storage.manifest import Count, Record, read_record, write_record
+from toffee_dist.storage.manifest import Count, Record, SpaceId, read_record, write_record
 from toffee_dist.storage.paths import as_remote
 from toffee_dist.tensor import Floats, Ints, TemporalTensor, index_dtype
 
@@ -48,6 +48,7 @@ class CompactHeader(Record):
     epochs: tuple[Count, ...] = Field(min_length=1)
     causal: bool
     directed: bool
+    space_id: SpaceId | None = None
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -101,12 +102,15 @@ def write_kernel(
     cuts: tuple[int, ...],
     *,
     directed: bool,
+    space_id: str,
 ) -> None:
     """Write the kernels of directions and of pairs, the entries of every step, and the header."""
     save_array(folder / "activity.npy", activity)
     save_array(folder / "kernel.npy", kernel.lags)
     save_array(folder / "pairs.npy", pairs.lags)
-    header = CompactHeader(cuts=cuts, epochs=kernel.epochs, causal=kernel.causal, directed=directed)
+    header = CompactHeader(
+        cuts=cuts, epochs=kernel.epochs, causal=kernel.causal, directed=directed, space_id=space_id
+    )
     write_record(folder / HEADER, header)
 
 
@@ -143,6 +147,11 @@ class CompactTrajectory:
     def directed(self) -> bool:
         """Whether (i, j) differs from (j, i)."""
         return self._header.directed
+
+    @property
+    def space_id(self) -> str | None:
+        """The space that the vectors are in; None of runs that were made before spaces had ids."""
+        return self._header.space_id
 
     @cached_property
     def kernel(self) -> TimeKernel:
