@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields
 from html import escape
 from pathlib import Path
@@ -110,22 +110,32 @@ def describe_steps(cells: pl.DataFrame) -> str:
     return "\n\n".join(tables)
 
 
-def describe_in_time(cells: pl.DataFrame) -> str:
-    """Return who and when of every model: means over the seeds, with 95 % intervals."""
-    if cells.is_empty():
-        return ""
+IN_TIME_HEADER = ("model", "who", "95 %", "when", "95 %", "fit, s", "chosen on validation")
+
+
+def _in_time_means(cells: pl.DataFrame) -> pl.DataFrame:
     means = [pl.col(name).mean() for name in ("who", "who_error", "when", "when_error", "fit_seconds")]
-    table = cells.group_by("model", maintain_order=True).agg(*means, pl.col("settings").first())
+    return cells.group_by("model", maintain_order=True).agg(*means, pl.col("settings").first())
+
+
+def _in_time_rows(cells: pl.DataFrame) -> list[list[object]]:
+    """Return who and when of every model: means over the seeds, with 95 % intervals."""
     rows = []
-    for row in table.iter_rows(named=True):
+    for row in _in_time_means(cells).iter_rows(named=True):
         marks: list[object] = []
         for question in ("who", "when"):
             auc, spread = row[question], 1.96 * row[f"{question}_error"]
             marks += [f"{auc:.4f}", f"{auc - spread:.3f} to {auc + spread:.3f}"]
         rows.append([row["model"], *marks, f"{row['fit_seconds']:.2f}", row["settings"]])
-    header = ["model", "who", "95 %", "when", "95 %", "fit, s", "chosen on validation"]
+    return rows
+
+
+def describe_in_time(cells: pl.DataFrame) -> str:
+    """Return a table of who and when of every model."""
+    if cells.is_empty():
+        return ""
     title = "in-time: AUC of hidden entries against other pairs (who) and against other steps (when)"
-    return format_table(title, header, rows)
+    return format_table(title, IN_TIME_HEADER, _in_time_rows(cells))
 
 
 def write_results(
@@ -149,10 +159,15 @@ def write_results(
         "in_time": in_time.to_dicts(),
     }
     (folder / RESULT).write_text(json.dumps(result, indent=1, default=str) + "\n")
-    write_page(folder / PAGE, {name: cells}, steps)
+    write_page(folder / PAGE, {name: cells}, steps, in_time)
 
 
-def write_page(path: Path, graphs: Mapping[str, pl.DataFrame], steps: pl.DataFrame | None = None) -> None:
+def write_page(
+    path: Path,
+    graphs: Mapping[str, pl.DataFrame],
+    steps: pl.DataFrame | None = None,
+    in_time: pl.DataFrame | None = None,
+) -> None:
     """Write the plots as one self-contained page: F1 by model and graph, F1 against time, marks by step.
 
     Parameters
@@ -161,6 +176,8 @@ def write_page(path: Path, graphs: Mapping[str, pl.DataFrame], steps: pl.DataFra
         The cells of every graph, by its name.
     steps
         Marks of single steps.
+    in_time
+        Marks of hidden entries.
     """
     # Saves start-up time.
     from toffee_dist.report.page import Section, render
@@ -184,6 +201,14 @@ def write_page(path: Path, graphs: Mapping[str, pl.DataFrame], steps: pl.DataFra
             own_steps = steps.filter(pl.col("question") == question)
             says = f"How well each method does at every step: {label}, 1 is perfect."
             sections.append(Section(question, says, plots=(_by_step(own_steps, label),)))
+    if in_time is not None and not in_time.is_empty():
+        says = (
+            "Entries were hidden at random. Who: the chance that a hidden entry scores above another pair at "
+            "the same step; when: above the same pair at another step. Half is chance, 1 is perfect."
+        )
+        rows = _in_time_rows(in_time)
+        table = _table("hidden entries", IN_TIME_HEADER, [[str(cell) for cell in row] for row in rows])
+        sections.append(Section("in-time", says, html=table, plots=(_who_and_when(in_time),)))
     path.write_text(render("toffee evaluate", ", ".join(graphs), sections), encoding="utf-8")
 
 
@@ -198,20 +223,37 @@ def _operator_table(name: str, summary: pl.DataFrame) -> str:
         "fit, MiB",
     ]
     best = {row["model"]: row["features"] for row in best_features(summary).iter_rows(named=True)}
-    rows = []
-    for model in summary["model"].unique(maintain_order=True):
+    rows, bold = [], set()
+    for number, model in enumerate(summary["model"].unique(maintain_order=True)):
         found = {r["features"]: r for r in summary.filter(pl.col("model") == model).iter_rows(named=True)}
-        cells = [f"<th>{escape(model)}</th>"]
+        cells = [model]
         for spec in header[1:-2]:
             row = found.get(spec)
-            text = "" if row is None else f"{row['micro_f1']:.4f} ± {row['micro_f1_sd']:.4f}"
-            cells.append(f"<td><b>{text}</b></td>" if spec == best[model] else f"<td>{text}</td>")
+            cells.append("" if row is None else f"{row['micro_f1']:.4f} ± {row['micro_f1_sd']:.4f}")
+        bold.add((number, header.index(best[model])))
         any_row = next(iter(found.values()))
         fitted = "score" not in found
         took = [f"{any_row['fit_seconds']:.2f}", f"{any_row['fit_mib']:.0f}"] if fitted else ["", ""]
-        rows.append("<tr>" + "".join(cells) + "".join(f"<td>{text}</td>" for text in took) + "</tr>")
+        rows.append([*cells, *took])
+    return _table(name, header, rows, bold)
+
+
+def _table(
+    caption: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    bold: Collection[tuple[int, int]] = frozenset(),
+) -> str:
+    """Return rows as HTML; the first column names them, and cells (row, column) of `bold` stand out."""
     head = "".join(f"<th>{escape(word)}</th>" for word in header)
-    return f"<table><caption>{escape(name)}</caption><tr>{head}</tr>{''.join(rows)}</table>"
+    body = ""
+    for number, (first, *cells) in enumerate(rows):
+        body += f"<tr><th>{escape(first)}</th>"
+        for column, cell in enumerate(cells, start=1):
+            text = escape(cell)
+            body += f"<td><b>{text}</b></td>" if (number, column) in bold else f"<td>{text}</td>"
+        body += "</tr>"
+    return f"<table><caption>{escape(caption)}</caption><tr>{head}</tr>{body}</table>"
 
 
 def _palette(count: int) -> list[str]:
@@ -268,6 +310,20 @@ def _against_time(graphs: Mapping[str, pl.DataFrame]) -> Any:
             drawn = True
     if drawn:
         plot.legend.location = "bottom_right"
+    return plot
+
+
+def _who_and_when(cells: pl.DataFrame) -> Any:
+    # Saves start-up time.
+    from toffee_dist.report.plots import new_figure
+
+    plot = new_figure(
+        "Who is linked, and when", height=360, x_axis_label="when, AUC", y_axis_label="who, AUC"
+    )
+    rows = _in_time_means(cells).to_dicts()
+    for row, colour in zip(rows, _palette(len(rows)), strict=True):
+        plot.scatter([row["when"]], [row["who"]], size=10, color=colour, legend_label=row["model"])
+    plot.legend.location = "bottom_right"
     return plot
 
 
