@@ -175,8 +175,8 @@ def join(task: RowsTask) -> FitReport:
     return found
 
 
-# Seconds of a slice by plain ALS, per n·r², pair·r and r³ of an iteration, iterations until it settles, and of
-# what every slice has (files, transform). From wildbird, email and hypertext (benchmarks/paper.py) and
+# Seconds of a slice by plain ALS: per n·r², pair·r and r³ of an iteration, and of what every slice has
+# (files, transform); iterations until it settles. From wildbird, email, hypertext (benchmarks/paper.py) and
 # mathoverflow (benchmarks/systems.py): the estimate is 1 to 2 times what was measured.
 TALL_SECONDS, PAIR_SECONDS, SMALL_SECONDS, USUAL_ITERATIONS, SLICE_SECONDS = 4e-10, 4e-10, 5e-9, 60, 0.03
 
