@@ -38,7 +38,7 @@ COLUMNS = st.fixed_dictionaries(
 def test_rows_are_those_of_polars(
     columns: dict[str, list[object]], group: int, start: int, stop: int, batch: int, dictionary: bool
 ) -> None:
-    schema = {"id": pl.String, "row": pl.Int64, "time": pl.Datetime("us")}
+    schema: dict[str, pl.DataType] = {"id": pl.String(), "row": pl.Int64(), "time": pl.Datetime("us")}
     frame = pl.DataFrame(columns, schema=schema)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.parquet"

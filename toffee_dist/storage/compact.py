@@ -29,7 +29,7 @@ from toffee_dist.errors import InputError
 from toffee_dist.kernels.filter import ActiveRows, NodeEntries, TimeKernel, filter_rows, noise_levels
 from toffee_dist.kernels.movement import movement_p
 from toffee_dist.storage.files import map_array, read_array, save_array
-from toffee_dist.storage.manifest import Count, Record, read_record, write_record
+from toffee_dist.storage.manifest import Count, Record, SpaceId, read_record, write_record
 from toffee_dist.storage.paths import as_remote
 from toffee_dist.tensor import Floats, Ints, TemporalTensor, index_dtype
 
@@ -48,6 +48,7 @@ class CompactHeader(Record):
     epochs: tuple[Count, ...] = Field(min_length=1)
     causal: bool
     directed: bool
+    space_id: SpaceId | None = None
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -101,12 +102,15 @@ def write_kernel(
     cuts: tuple[int, ...],
     *,
     directed: bool,
+    space_id: str,
 ) -> None:
     """Write the kernels of directions and of pairs, the entries of every step, and the header."""
     save_array(folder / "activity.npy", activity)
     save_array(folder / "kernel.npy", kernel.lags)
     save_array(folder / "pairs.npy", pairs.lags)
-    header = CompactHeader(cuts=cuts, epochs=kernel.epochs, causal=kernel.causal, directed=directed)
+    header = CompactHeader(
+        cuts=cuts, epochs=kernel.epochs, causal=kernel.causal, directed=directed, space_id=space_id
+    )
     write_record(folder / HEADER, header)
 
 
@@ -144,6 +148,11 @@ class CompactTrajectory:
         """Whether (i, j) differs from (j, i)."""
         return self._header.directed
 
+    @property
+    def space_id(self) -> str | None:
+        """The space that the vectors are in; None of runs that were made before spaces had ids."""
+        return self._header.space_id
+
     @cached_property
     def kernel(self) -> TimeKernel:
         """The kernel of every direction."""
@@ -166,15 +175,20 @@ class CompactTrajectory:
         """T."""
         return self.kernel.n_steps
 
-    def movement_p(self, node: int) -> float:
-        """Return how often a node that keeps still moves as far as this one; see `kernels.movement`."""
+    @cached_property
+    def activity(self) -> NDArray[Any]:
+        """Entries of all nodes at every step."""
         activity = self._read(self.folder / "activity.npy")
         if activity.shape != (self.n_steps,):
             raise self._damaged("activity.npy", ValueError(f"shape {activity.shape}"))
+        return activity
+
+    def movement_p(self, node: int) -> float:
+        """Return how often a node that keeps still moves as far as this one; see `kernels.movement`."""
         entries = self.entries(node, node + 1)
         targets, at = np.unique(entries.target, return_inverse=True)
         own = np.bincount(entries.step, minlength=self.n_steps) * (1 if self.directed else 2)
-        return movement_p(entries, self.basis(targets)[at], np.maximum(activity - own, 0.0))
+        return movement_p(entries, self.basis(targets)[at], np.maximum(self.activity - own, 0.0))
 
     @property
     def rank(self) -> int:
@@ -238,15 +252,26 @@ class CompactTrajectory:
         return np.asarray(Z if self.rotation is None else Z @ self.rotation.astype(Z.dtype), dtype=np.float32)
 
     def read_nodes(self, nodes: Ints, steps: Ints) -> NDArray[np.float32]:
-        """Return the vectors of some nodes at some steps; runs of neighbouring nodes are read at once."""
+        """Return the vectors of some nodes at some steps; many nodes are filtered at once."""
         wanted, where = np.unique(np.asarray(nodes, dtype=np.int64), return_inverse=True)
         out = np.empty((len(wanted), len(steps), self.rank), dtype=np.float32)
-        breaks = np.flatnonzero(np.diff(wanted) > 1) + 1
-        for run in np.split(np.arange(len(wanted)), breaks):
-            for part in np.array_split(run, max(1, len(run) // self.nodes_at_once(len(steps)))):
-                if len(part):
-                    out[part] = self.read(int(wanted[part[0]]), int(wanted[part[-1]]) + 1, steps)
+        size = self.nodes_at_once(len(steps))
+        for start in range(0, len(wanted), size):
+            part = wanted[start : start + size]
+            rows = self._entries_of(part).project(lambda targets: self.basis(targets).astype(np.float64))
+            out[start : start + size] = self.turned(filter_rows(rows, self.kernel, steps))
         return out[where]
+
+    def _entries_of(self, nodes: Ints) -> NodeEntries:
+        """Return the entries of some nodes, ascending, which count from 0; neighbours are read at once."""
+        breaks = np.flatnonzero(np.diff(nodes) > 1) + 1
+        parts, before = [], 0
+        for run in np.split(nodes, breaks):
+            found = self.entries(int(run[0]), int(run[-1]) + 1)
+            parts.append((found.node + before, found.target, found.step, found.value))
+            before += len(run)
+        columns = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return NodeEntries(len(nodes), self.n_steps, *columns)
 
     def noise(self, start: int, stop: int, steps: Ints) -> NDArray[np.float32]:
         """Return the noise of the vectors of [start, stop) at some steps, (nodes, steps)."""

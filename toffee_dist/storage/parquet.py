@@ -1,4 +1,4 @@
-"""Parquet out: vectors as fixed-size lists, ids as the user knows them, the same bytes for the same data.
+"""Parquet out: vectors as lists, ids as the user knows them, the same bytes for the same data.
 
 And in: local files by their paths, what is behind a URL by the ranges that a reader asks for. Pyarrow
 decodes, and all of it is checked before anybody follows an offset: damaged files made polars' own reader end
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from polars.io.plugins import register_io_source
@@ -23,6 +24,7 @@ from polars.io.plugins import register_io_source
 from toffee_dist.errors import InputError, QualityError, UnfinishedError
 from toffee_dist.storage.files import fetched, remove_file, replacing
 from toffee_dist.storage.paths import as_remote
+from toffee_dist.storage.spaces import SPACE_COLUMN, SPACE_KEY
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -44,9 +46,67 @@ def vectors(array: NDArray[Any]) -> pa.FixedSizeListArray:
     return pa.FixedSizeListArray.from_arrays(pa.array(np.ravel(array)), array.shape[1])
 
 
-def write_parquet(path: Path, columns: Mapping[str, Any]) -> int:
-    """Write one file, whole or not at all; return its rows."""
+def as_lists(table: pa.Table) -> pa.Table:
+    """Return a table whose vectors are plain lists, without a copy of their numbers.
+
+    Examples
+    --------
+    >>> as_lists(pa.table({"v": vectors(np.zeros((2, 3), dtype=np.float32))})).schema.field("v").type
+    ListType(list<item: float>)
+    """
+    for field in list_columns(table.schema):
+        if not pa.types.is_fixed_size_list(field.type):
+            continue
+        column, at = table[field.name].combine_chunks(), table.schema.get_field_index(field.name)
+        offsets = np.arange(len(column) + 1, dtype=np.int64) * field.type.list_size
+        narrow = offsets[-1] <= np.iinfo(np.int32).max
+        kind, dtype = (pa.ListArray, np.int32) if narrow else (pa.LargeListArray, np.int64)
+        table = table.set_column(
+            at, field.name, kind.from_arrays(pa.array(offsets.astype(dtype)), column.flatten())
+        )
+    return table
+
+
+def to_matrix(column: pa.ChunkedArray | pa.Array, length: int) -> NDArray[Any]:
+    """Return a column of lists, all of this length, as an (m, length) array.
+
+    Raises
+    ------
+    ValueError
+        Where some have another length, or are null.
+    """
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    flat = column.flatten().to_numpy(zero_copy_only=False)
+    lengths = pc.list_value_length(column)
+    if column.null_count or (len(column) and pc.any(pc.not_equal(lengths, length)).as_py()):
+        raise ValueError(f"vectors that are not of length {length}")
+    return np.asarray(flat.reshape(len(column), length))
+
+
+def with_space(columns: Mapping[str, Any], space_id: str) -> pa.Table:
+    """Return columns as a table that says, in its metadata and in a column, which space its vectors are in.
+
+    Examples
+    --------
+    >>> with_space({"node_id": ["a", "b"]}, "5e0c").column("space_id").to_pylist()
+    ['5e0c', '5e0c']
+    """
     table = pa.table(dict(columns))
+    # One word for all rows, and a byte per row beside it.
+    constant = pa.DictionaryArray.from_arrays(np.zeros(len(table), np.int8), [space_id])
+    return table.append_column(SPACE_COLUMN, constant).replace_schema_metadata({SPACE_KEY: space_id})
+
+
+def read_space(schema: pa.Schema) -> str | None:
+    """Return which space the vectors of a file are in, by its metadata; None where it does not say."""
+    found = (schema.metadata or {}).get(SPACE_KEY.encode())
+    return None if found is None else str(found, "utf-8", "replace")
+
+
+def write_parquet(path: Path, columns: Mapping[str, Any] | pa.Table) -> int:
+    """Write one file, whole or not at all; return its rows."""
+    table = columns if isinstance(columns, pa.Table) else pa.table(dict(columns))
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         _write(temporary, table.schema, [table])
@@ -103,7 +163,7 @@ def _check(path: Path, rows: int, columns: list[str]) -> None:
     for batch in file.iter_batches(batch_size=GROUP_ROWS):
         for name in columns:
             column = batch.column(name)
-            if pa.types.is_fixed_size_list(column.type):
+            if is_vector(column.type):
                 column = column.flatten()
             if pa.types.is_floating(column.type) and not np.isfinite(column.to_numpy()).all():
                 raise QualityError(
@@ -247,7 +307,13 @@ def to_polars(table: pa.Table) -> pl.DataFrame:
 
 def list_columns(schema: pa.Schema) -> list[pa.Field]:
     """Return the columns of a table that are vectors."""
-    return [field for field in schema if pa.types.is_fixed_size_list(field.type)]
+    return [field for field in schema if is_vector(field.type)]
+
+
+def is_vector(kind: pa.DataType) -> bool:
+    """Whether values of this type are vectors: lists of numbers, of a fixed size or not."""
+    lists = (pa.types.is_fixed_size_list, pa.types.is_list, pa.types.is_large_list)
+    return any(test(kind) for test in lists) and pa.types.is_floating(kind.value_type)
 
 
 def take_rows(path: Path, rows: NDArray[np.int64], columns: list[str]) -> pa.Table:

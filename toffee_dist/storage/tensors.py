@@ -6,12 +6,14 @@ them, and every machine that opens the tensor joins them once, in a local copy (
 
 from __future__ import annotations
 
+import hashlib
 import json
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,8 @@ HEADER = "header.json"
 FORMAT = 1
 # Blocks that are fetched at once: a request waits more than it works.
 FETCHES = 4
+# Numbers that are digested at once.
+DIGEST_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -263,6 +267,27 @@ def read_kind(folder: Path | str) -> tuple[bool, int]:
     with _reading(folder):
         _, header = _read_header(folder)
         return bool(header["directed"]), int(header["n_steps"])
+
+
+def digest_tensor(folder: str) -> str:
+    """Return a digest of the entries of a staged tensor: the same wherever it is, and wherever it was cut."""
+    cuts = read_cuts(folder)
+    directed, n_steps = read_kind(folder)
+    lengths, indices, tubes, steps, values = digests = tuple(hashlib.sha256() for _ in range(5))
+    for (start, _), (stop, _) in pairwise(cuts):
+        rows = open_rows(folder, start, stop)
+        for digest, array, dtype in (
+            (lengths, np.diff(rows.indptr), "<i8"),
+            (indices, rows.indices, "<i8"),
+            (tubes, np.diff(rows.tube_ptr), "<i4"),
+            (steps, rows.steps, "<i4"),
+            (values, rows.values, "<f8"),
+        ):
+            for first in range(0, len(array), DIGEST_AT_ONCE):
+                piece = np.asarray(array[first : first + DIGEST_AT_ONCE], dtype=dtype)
+                digest.update(piece.tobytes())
+    parts = [cuts[-1][0], n_steps, directed, *(digest.hexdigest() for digest in digests)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _read_header(folder: Path) -> tuple[str, dict[str, Any]]:
