@@ -12,7 +12,7 @@ from toffee_dist.cli.output import echo
 
 SECTIONS = {
     "Batch": ("plan", "embed", "resume", "inspect", "ingest"),
-    "Nightly": ("refresh", "runs", "rollback", "fold-in"),
+    "Nightly": ("refresh", "runs", "rollback", "fold-in", "forget"),
     "Ask": (
         "neighbors",
         "trajectory",

@@ -333,36 +333,65 @@ def index_command(path: str, space_id: str | None, as_json: bool) -> None:
     echo(json.dumps({"files": files}) if as_json else "\n".join(map(show_line, files)))
 
 
-@click.command("export", short_help="word2vec, NumPy, FAISS, DuckDB, pgvector")
+@click.command("export", short_help="word2vec, NumPy, FAISS, DuckDB, pgvector, Delta, Lance, Feast")
 @_run
 @click.option(
     "--format",
     "form",
     required=True,
-    type=click.Choice(["word2vec", "numpy", "faiss", "duckdb", "pgvector"]),
+    type=click.Choice(
+        ["word2vec", "numpy", "faiss", "duckdb", "pgvector", "parquet", "delta", "lance", "feast"]
+    ),
     help="Of which program.",
 )
-@click.option("--to", required=True, metavar="PATH", help="A new file; for numpy and faiss a new folder.")
+@click.option(
+    "--to",
+    required=True,
+    metavar="PATH",
+    help="A new file; for numpy and faiss a new folder; for delta, lance and feast a folder that grows by a "
+    "snapshot per run.",
+)
 @_at
 @_role
+@click.option("--steps", is_flag=True, help="Of parquet, delta, lance, feast: a row per node and step.")
+@click.option(
+    "--vectors",
+    type=click.Choice(["fixed", "list"]),
+    help="Of parquet, delta, lance, feast: lists of fixed size, or plain ones.  [default: as the format has "
+    "it]",
+)
 @_expected
 @json_option
 def export_command(
-    path: str, form: str, to: str, at: str | None, role: str | None, space_id: str | None, as_json: bool
+    path: str,
+    form: str,
+    to: str,
+    at: str | None,
+    role: str | None,
+    steps: bool,
+    vectors: Any,
+    space_id: str | None,
+    as_json: bool,
 ) -> None:
-    """Hand the vectors on: word2vec text, NumPy, FAISS, DuckDB, Postgres with pgvector.
+    """Hand the vectors on: text, NumPy, FAISS, DuckDB, pgvector, Parquet, Delta, Lance, Feast.
 
     \b
     Example:
       toffee export vectors --format numpy --to matrix
       toffee export vectors --format pgvector --to vectors.sql
+      toffee export vectors --format delta --to lake/vectors
     """
     # Saves start-up time.
     from toffee_dist.results.run import load_run
 
     check_parent(Path(to), "--to")
-    files = [str(file) for file in load_run(path, space_id).export(form, to, at=at, role=role or "source")]
-    echo(json.dumps({"files": files}) if as_json else "\n".join(map(show_line, files)))
+    run = load_run(path, space_id)
+    written = run.export(form, to, at=at, role=role or "source", steps=steps, vectors=vectors)
+    files = [str(file) for file in written]
+    if as_json:
+        echo(json.dumps({"files": files, "run_id": run.manifest.run_id, "space_id": run.space_id}))
+        return
+    echo("\n".join(map(show_line, files)))
 
 
 ASK_COMMANDS = (

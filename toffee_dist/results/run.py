@@ -20,6 +20,7 @@ from toffee_dist.results.published import PublishedRun
 from toffee_dist.results.rhythm import Rhythm, find_rhythm
 from toffee_dist.results.score import score_pairs
 from toffee_dist.results.trajectory import NodeTrajectory, read_trajectory
+from toffee_dist.settings import VectorLists
 from toffee_dist.storage.paths import to_path
 from toffee_dist.storage.runs import find_run
 from toffee_dist.storage.slices import Role
@@ -130,10 +131,17 @@ class Run(PublishedRun):
         return build_index(self)
 
     def export(
-        self, form: str, to: Path | str, *, at: int | str | None = None, role: str = "source"
+        self,
+        form: str,
+        to: Path | str,
+        *,
+        at: int | str | None = None,
+        role: str = "source",
+        steps: bool = False,
+        vectors: VectorLists | None = None,
     ) -> list[Path]:
         """Hand the vectors on to another program; see `toffee_dist.results.export.export_run`."""
-        return export_run(self, form, Path(to), at=at, role=role)
+        return export_run(self, form, Path(to), at=at, role=role, steps=steps, vectors=vectors)
 
 
 def load_run(path: Path | str, space_id: str | None = None) -> Run:
