@@ -223,7 +223,7 @@ def stage_edges(job: Job, chain: Chain) -> None:
     def check(n_nodes: int, n_steps: int) -> None:
         # As soon as the nodes are counted: hours of reading must not come before a refusal.
         shape = Shape(n_nodes, n_steps, n_nodes, n_nodes, not config.undirected, rows=0, exact=False)
-        plan = make_plan(shape, config, chosen=1, limits=job.limits, more=chain.stages(shape))
+        plan = make_plan(shape, config, chosen=1, limits=job.limits, more=chain.stages(shape, job.limits))
         # Auto takes as few threads as fit.
         job.check_memory(plan, threads=1 if config.mode == "auto" else None)
 
@@ -240,8 +240,9 @@ def settle(job: Job, chain: Chain) -> None:
     config, record = job.config, job.run.staged.read()
     job.shape, job.grid = Shape.of(record.summary, not config.undirected), record.grid
     job.bounds = find_bounds(str(job.run.staged.tensor), job.limits)
-    job.plan = make_plan(job.shape, config, limits=job.limits, more=chain.stages(job.shape))
+    job.plan = make_plan(job.shape, config, limits=job.limits, more=chain.stages(job.shape, job.limits))
     job.outcome = Outcome(job.run, job.plan)
+    job.note_peak("ingest")
     job.plan.check_disk(free_bytes(job.run.path))
     if config.mode == "auto":
         memory = job.allowed_memory(job.workers[0].memory)
