@@ -31,6 +31,9 @@ from toffee_dist.tensor import TemporalTensor
 LABEL_STEPS = 70
 # A step counts where this share of the busiest step's nodes is active.
 BUSY = 0.5
+# Steps of the first half that a classifier learns from, at the most, and its penalties: the best of them on
+# folds of the nodes that it may learn from.
+LEARN_STEPS, PENALTIES, FOLDS = 12, (1.0, 10.0, 100.0), 3
 # A first line longer than this is no header.
 LINE_CHARACTERS = 1 << 16
 # What labels are looked for in unless models are named: method, and the model in time.
@@ -119,27 +122,35 @@ def later_windows(found: VectorsInTime, steps: list[int], asked: Int64s, seed: i
     """Return the share of right labels at each later step, of nodes that the classifier never saw."""
     # Saves start-up time.
     from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
+    from sklearn.model_selection import GridSearchCV, GroupKFold
 
-    early, late = steps[: len(steps) // 2], steps[len(steps) // 2 :]
+    half = len(steps) // 2
+    spread = np.unique(np.linspace(0, max(half - 1, 0), LEARN_STEPS).round().astype(int))
+    early, late = [steps[k] for k in spread if k < half], steps[half:]
     shown = learning_nodes(asked, seed)
 
     def examples(t: int, nodes: NDArray[np.bool_]) -> tuple[Any, Int64s]:
         rows = np.flatnonzero((asked[t] >= 0) & nodes)
-        return np.asarray(found.vectors(t))[rows], asked[t][rows]
+        vectors = np.asarray(found.vectors(t), dtype=np.float64)[rows]
+        # How busy a node is at a step is not its label.
+        sizes = np.linalg.norm(vectors, axis=1, keepdims=True)
+        return np.divide(vectors, sizes, out=np.zeros_like(vectors), where=sizes > 0), rows
 
     learnt = [examples(t, shown) for t in early]
-    known = np.concatenate([y for _, y in learnt]) if learnt else np.empty(0, dtype=np.int64)
-    if len(np.unique(known)) < 2:
+    node = np.concatenate([rows for _, rows in learnt]) if learnt else np.empty(0, dtype=np.int64)
+    right = np.concatenate([asked[t][rows] for t, (_, rows) in zip(early, learnt, strict=True)] or [node])
+    if len(np.unique(right)) < 2 or len(np.unique(node)) < FOLDS:
         return {}
-    model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
-    model.fit(np.concatenate([rows for rows, _ in learnt]), known)
+    # Vectors of one node resemble each other: folds of nodes, not of examples.
+    model = GridSearchCV(
+        LogisticRegression(max_iter=1000), {"C": list(PENALTIES)}, cv=GroupKFold(FOLDS), error_score=0.0
+    )
+    model.fit(np.concatenate([vectors for vectors, _ in learnt]), right, groups=node)
     marks = {}
     for t in late:
-        rows, right = examples(t, ~shown)
-        if len(right):
-            marks[t] = float(np.mean(model.predict(rows) == right))
+        vectors, rows = examples(t, ~shown)
+        if len(rows):
+            marks[t] = float(np.mean(model.predict(vectors) == asked[t][rows]))
     return marks
 
 
