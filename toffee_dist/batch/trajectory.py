@@ -168,6 +168,7 @@ class KernelTask:
     cuts: tuple[int, ...]
     causal: bool
     strength: float
+    space_id: str
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,15 @@ def learn_kernels(task: KernelTask) -> KernelRecord:
             TimeKernel(both.lags[:, :, part], both.epochs, both.causal)
             for part in (slice(-1), slice(-1, None))
         )
-        write_kernel(run.compact, kernel, pairs, activity, task.cuts, directed=tensor.directed)
+        write_kernel(
+            run.compact,
+            kernel,
+            pairs,
+            activity,
+            task.cuts,
+            directed=tensor.directed,
+            space_id=task.space_id,
+        )
     return KernelRecord(float(passed.sum()) / everything if everything > 0 else 0.0)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from toffee_dist.errors import InputError
@@ -24,6 +25,7 @@ from toffee_dist.evaluation.steps import StepCell
 from toffee_dist.models import find_model
 from toffee_dist.models.base import VectorsInTime
 from toffee_dist.settings import FitSettings
+from toffee_dist.storage.parquet import scan_parquet
 from toffee_dist.tasks import Say
 from toffee_dist.tensor import TemporalTensor
 
@@ -190,13 +192,13 @@ def read_labels(path: Path, events: Events) -> Int64s:
     (n_steps, n_nodes of the tensor), -1 where a node has no label
     """
     try:
-        table = pl.read_parquet(path, glob=False) if path.suffix == ".parquet" else _read_text(path)
+        table = scan_parquet([path]).collect() if path.suffix == ".parquet" else _read_text(path)
         table = table.select(
             pl.col("node").cast(events.ids.dtype),
             pl.col("label").rank("dense").cast(pl.Int64) - 1,
             (pl.col("step") if "step" in table.columns else pl.lit(None)).cast(pl.Int64).alias("step"),
         )
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except (pl.exceptions.PolarsError, pa.ArrowException, OSError) as error:
         raise InputError(
             f"cannot read labels from {path}",
             got=str(error).splitlines()[0],
