@@ -145,6 +145,7 @@ def prefect_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_prefect(config: Path, tmp_path: Path, prefect_server: None, interrupted_once: None) -> None:
     from prefect.artifacts import Artifact
@@ -189,7 +190,6 @@ def test_airflow(config: Path, tmp_path: Path) -> None:
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
         "TOFFEE_PYTHON": str(python),
         "TOFFEE_CONFIG": str(config),
-        "PYTHONPATH": str(ROOT),
     }
 
     def airflow(*arguments: str) -> str:
@@ -209,8 +209,8 @@ def test_airflow(config: Path, tmp_path: Path) -> None:
     assert "exit code 5" in said
     assert [line["state"] for line in lines(config)] == ["published"], said[-3000:]
     run = load_run(tmp_path / "out")
-    assert f"'run': '{run.manifest.run_id}'" in said or run.manifest.run_id in said
-    assert "state:success" in said.replace(" ", "") or "success" in said
+    # The figures are what the task returned.
+    assert run.manifest.run_id in said
     break_a_limit(config)
     said = airflow("dags", "test", "toffee_nightly", "2026-01-02")
     assert "exit code 6" in said
