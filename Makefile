@@ -25,9 +25,9 @@ $(VENV)/.installed: $(VENV)/.ready
 demo: $(VENV)/.ready
 	$(BIN)/python jobs/demo.py
 
-# The picture of the README; needs Chromium and its driver.
+# The pictures of the README; needs Chromium and its driver.
 screenshot: setup
-	$(BIN)/python -m tests.harness.browser docs/report.png
+	$(BIN)/python -m tests.harness.browser docs/report.png docs/report.gif
 
 lint: setup
 	$(BIN)/ruff check .

@@ -20,7 +20,7 @@ from toffee_dist.batch.solve import BasisTask, SolveTask, solve_batch, write_bas
 from toffee_dist.cluster.client import open_cluster
 from toffee_dist.cluster.mapping import runner
 from toffee_dist.cluster.traces import Traces, open_traces
-from toffee_dist.cluster.workers import Worker, ask_workers, compare_blas, find_dashboard
+from toffee_dist.cluster.workers import Worker, ask_workers, compare_blas, find_dashboard, peak_bytes
 from toffee_dist.kernels.embedding import TimeWeights
 from toffee_dist.limits import LIMITS, Limits
 from toffee_dist.progress import Progress
@@ -45,6 +45,7 @@ class Outcome:
     reused: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     passes: dict[str, int] = field(default_factory=dict)
+    peaks: dict[str, int] = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)
 
     def metrics(self) -> Metrics:
@@ -56,6 +57,7 @@ class Outcome:
             reused=self.reused,
             seconds={name: round(value, 3) for name, value in self.seconds.items()},
             passes=self.passes or None,
+            peaks=self.peaks or None,
             **self.figures,
         )
 
@@ -126,6 +128,13 @@ class Job:
             yield self.tasks(done)
         spent = self.outcome.seconds
         spent[name] = spent.get(name, 0.0) + time.monotonic() - began
+        self.note_peak(name)
+
+    def note_peak(self, name: str) -> None:
+        """Write down the most memory that one worker had until the end of a stage."""
+        peak = peak_bytes(self.client)
+        if peak is not None:
+            self.outcome.peaks[name] = peak
 
     def map(self, stage: str, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         """Run one map of tasks."""

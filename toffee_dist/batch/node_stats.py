@@ -132,7 +132,7 @@ def _role(
     if not task.directed:
         others = _multiply(task, rows, array_path(run.slices, ours, zero.name), len(S))
     inner = np.einsum("ir,ir->i", left, product, dtype=np.float64)
-    missed = energy - 2 * inner + np.square(left, dtype=np.float64).sum(axis=1)
+    missed = energy - 2 * inner + np.einsum("ir,ir->i", left, left, dtype=np.float64)
     share = np.divide(missed, energy, out=np.ones_like(energy), where=energy > 0)
     sums = FoldSums.of(left, others)
     return np.maximum(share, 0).astype(np.float32), float(missed[energy > 0].sum()), sums

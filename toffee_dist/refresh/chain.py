@@ -11,6 +11,7 @@ from toffee_dist.batch.plan import Shape, Stage, compare_stage, wanted_parts
 from toffee_dist.batch.write_outputs import OutputFolder
 from toffee_dist.errors import UnfinishedError
 from toffee_dist.kernels.embedding import TimeWeights
+from toffee_dist.limits import Limits
 from toffee_dist.refresh import align, drift, links
 from toffee_dist.refresh.expiry import ExpireTask, expire_nodes
 from toffee_dist.refresh.gate import judge
@@ -58,9 +59,9 @@ class RefreshChain(Chain):
         """Whether a rotation onto the previous run was found."""
         return self.alignment is not None
 
-    def stages(self, shape: Shape) -> tuple[Stage, ...]:
+    def stages(self, shape: Shape, limits: Limits) -> tuple[Stage, ...]:
         """Return what the chain adds to the plan."""
-        return (compare_stage(shape, self.settings),)
+        return (compare_stage(shape, self.settings, limits),)
 
     def known_nodes(self, job: Job) -> str | None:
         """Return the previous run, without the nodes that are to be forgotten."""

@@ -48,6 +48,7 @@ class Summary(Record):
     skipped: dict[str, Count]
     comments: Count
     outside: Count
+    forgotten: Count = 0
     used: Count
     self_loops: Count
     duplicates: Count
@@ -228,6 +229,7 @@ class Metrics(Record):
     reused: int
     seconds: dict[str, float]
     passes: dict[str, int] | None = None
+    peaks: dict[str, int] | None = None
     active: int | None = None
     energy_share: float | None = None
     freqs: int | None = None
