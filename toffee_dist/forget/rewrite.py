@@ -122,6 +122,12 @@ def erase(column: pa.Array, where: NDArray[np.bool_]) -> pa.Array:
         numbers = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, width).copy()
         numbers[where] = 0
         return pa.FixedSizeListArray.from_arrays(pa.array(np.ravel(numbers)), type=column.type)
+    if pa.types.is_list(column.type):
+        offsets = column.offsets.to_numpy()
+        numbers = column.flatten().to_numpy(zero_copy_only=False).copy()
+        numbers[np.repeat(where, np.diff(offsets))] = 0
+        lists = pa.ListArray.from_arrays(pa.array(offsets - offsets[0]), pa.array(numbers))
+        return lists.cast(column.type)
     plain = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
     # Whoever has no vector is cold, and that is all that is said of anybody by yes or no.
     zero = True if pa.types.is_boolean(column.type) else 0 if plain else None
