@@ -333,7 +333,7 @@ def index_command(path: str, space_id: str | None, as_json: bool) -> None:
     echo(json.dumps({"files": files}) if as_json else "\n".join(map(show_line, files)))
 
 
-@click.command("export", short_help="word2vec, NumPy, FAISS, DuckDB, pgvector, Delta, Lance, Feast")
+@click.command("export", short_help="NumPy, FAISS, DuckDB, pgvector, Delta, Feast, …")
 @_run
 @click.option(
     "--format",
@@ -379,7 +379,7 @@ def export_command(
     Example:
       toffee export vectors --format numpy --to matrix
       toffee export vectors --format pgvector --to vectors.sql
-      toffee export vectors --format delta --to lake/vectors
+      toffee export vectors --format parquet --to vectors.parquet
     """
     # Saves start-up time.
     from toffee_dist.results.run import load_run
