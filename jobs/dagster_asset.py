@@ -40,6 +40,7 @@ def node_vectors(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
     return dg.MaterializeResult(
         metadata={
             **figures,
+            "space_id": manifest.space_id,
             "dagster/row_count": manifest.metrics.nodes,
             "dagster/column_schema": dg.TableSchema(columns),
             "folder": dg.MetadataValue.path(f"{config.out}/runs/{done.run}"),

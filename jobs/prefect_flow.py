@@ -41,7 +41,7 @@ def refresh_vectors(config: str) -> dict[str, Any]:
 @flow(name="toffee-nightly")
 def nightly(config: str = "jobs/nightly.toml") -> dict[str, Any]:
     """Refresh, and show the figures."""
-    figures = refresh_vectors(config)
+    figures: dict[str, Any] = refresh_vectors(config)
     rows = [{"figure": name, "value": str(value)} for name, value in figures.items() if value is not None]
     create_table_artifact(rows, key="toffee-refresh", description=f"Run {figures['run']}")
     return figures

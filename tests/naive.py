@@ -188,13 +188,16 @@ def principal_plane(vectors: Any) -> tuple[Any, Any]:
     return (U * S)[: len(vectors), :2], np.square(S[:2]) / total if total > 0 else np.zeros(2)
 
 
-def unit_paths(trajectories: Any) -> Any:
-    """Trajectories (T, p, r) as (p, T, r), each divided by its root mean square length."""
-    paths = []
-    for path in np.swapaxes(trajectories, 0, 1):
-        lengths = [sum(float(value) ** 2 for value in vector) for vector in path]
-        paths.append(path / np.sqrt(sum(lengths) / len(lengths)))
-    return np.array(paths)
+def soft_paths(Z: Array) -> tuple[Array, Array]:
+    """p = z / √(‖z‖² + (m/2)²), m the root mean square length of a node, and ‖z‖/m; Z (T, n, r)."""
+    T, n, r = Z.shape
+    found, size = np.zeros((n, T, r)), np.zeros((n, T))
+    for i in range(n):
+        usual = np.sqrt(np.mean([np.sum(Z[t, i] ** 2) for t in range(T)]))
+        for t in range(T):
+            found[i, t] = Z[t, i] / np.sqrt(np.sum(Z[t, i] ** 2) + (usual / 2) ** 2)
+            size[i, t] = np.linalg.norm(Z[t, i]) / usual
+    return found, size
 
 
 def peaks(heights: list[float]) -> list[int]:

@@ -100,6 +100,8 @@ def test_lineage_of_a_run(tmp_path: Path, edges: Path, monkeypatch: pytest.Monke
     embedding = outputs["embedding"]
     assert embedding["name"] == str(tmp_path / "out" / "embedding")
     assert embedding["facets"]["version"]["datasetVersion"] == outcome.run.run_id
+    [tag] = embedding["facets"]["tags"]["tags"]
+    assert tag["value"] == outcome.run.read_manifest().space_id
     counts = embedding["outputFacets"]["outputStatistics"]
     parts = outcome.run.parts("embedding")
     table = pl.read_parquet(parts)
@@ -224,6 +226,7 @@ def test_a_run_in_mlflow(tmp_path: Path, edges: Path, monkeypatch: pytest.Monkey
     assert done.data.metrics["input.rows"] == 800
     assert done.data.metrics["seconds.solve_zero"] >= 0
     assert done.data.tags["toffee.state"] == "published"
+    assert done.data.tags["toffee.space"] == manifest.space_id
     assert "exit code 3" in failed.data.tags["toffee.error"]
     assert "never-ever" not in str(failed.data.tags) + str(failed.data.params)
 

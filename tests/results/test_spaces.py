@@ -174,6 +174,12 @@ def kept_classifier(run: Run, other: Run, tmp_path: Path) -> Callable[[], Any]:
     return lambda: load_classifier(tmp_path / "kept.json").predict(other)
 
 
+def grown(run: Run, other: Run, table: Path) -> Callable[[], Any]:
+    """Return what adds a snapshot to a table of another; test_lakes.py does so to every kind of table."""
+    run.export("feast", table)
+    return lambda: other.export("feast", table)
+
+
 Door = Callable[[Run, Run, Path, Path], Callable[[], Any]]
 DOORS: dict[str, Door] = {
     "neighbors --from RUN": lambda run, other, _, __: ask(
@@ -235,6 +241,7 @@ DOORS: dict[str, Door] = {
     "export --space-id": lambda run, other, _, tmp: ask(
         "export", other.path, "--format", "numpy", "--to", tmp / "x", "--space-id", run.space_id
     ),
+    "export, a table of another space": lambda run, other, _, tmp: grown(run, other, tmp / "table"),
 }
 
 

@@ -168,6 +168,9 @@ class Lineage:
         facets = self.facets
         version = facets.dataset_version_dataset.DatasetVersionDatasetFacet(manifest.run_id)
         about: dict[str, Any] = {"version": version}
+        if space := manifest.spaces.get(output):
+            tag = facets.tags_dataset.TagsDatasetFacetFields("toffee.space", space, source="toffee_dist")
+            about["tags"] = facets.tags_dataset.TagsDatasetFacet([tag])
         told: dict[str, Any] = {}
         sizes = [record.bytes for name, record in manifest.files.items() if name.startswith(f"{output}/")]
         parts = self.run.parts(output)
@@ -184,8 +187,8 @@ class Lineage:
                 told["rowCount"] = rows
         statistics = facets.output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet
         counts = statistics(size=sum(sizes), fileCount=len(sizes), **told)
-        space, name = _dataset(str(self.run.out / output))
-        return self.events.OutputDataset(space, name, facets=about, outputFacets={"outputStatistics": counts})
+        place, name = _dataset(str(self.run.out / output))
+        return self.events.OutputDataset(place, name, facets=about, outputFacets={"outputStatistics": counts})
 
 
 def _dataset(text: str) -> tuple[str, str]:

@@ -38,6 +38,7 @@ from toffee_dist.progress import Progress
 from toffee_dist.report.task import ReportTask, try_report
 from toffee_dist.settings import EdgeSettings, FitSettings, JobConfig, JobRuntimeSettings
 from toffee_dist.storage.files import check_writable, copy_tree
+from toffee_dist.storage.forgotten import check_no_erasure, read_forgotten
 from toffee_dist.storage.lock import hold_lock
 from toffee_dist.storage.manifest import (
     FileRecord,
@@ -106,6 +107,7 @@ def run_locked(
 ) -> Outcome:
     """Start a new run of the input of this fingerprint, for whoever holds the lock of `config.out`."""
     check_mode(config.mode)
+    check_no_erasure(to_path(config.out))
     run = new_run(to_path(config.out))
     # A folder of runs is data: where a job runs is not written there, nor read from there.
     asked = config.model_dump(mode="json", exclude=set(JobRuntimeSettings.model_fields))
@@ -171,6 +173,7 @@ def resume_locked(
         raise InputError(
             "nothing to resume", got=f"run {run.run_id} is complete", remedy="Somebody else has finished it."
         )
+    check_no_erasure(run.out)
     record = run.read_job()
     known = {name: value for name, value in asked_for(record).items() if name in JobConfig.model_fields}
     config = JobConfig.read({**known, **where})
@@ -228,7 +231,8 @@ def stage_edges(job: Job, chain: Chain) -> None:
     job.run.remove(staged.path)
     with job.traces.stage("ingest", job.client), job.progress.stage("ingest") as done:
         edges = config.changed(known=chain.known_nodes(job))
-        ingest(edges, staged.path, job.tasks(done), job.progress.say, check, job.limits)
+        forgotten = read_forgotten(job.run.out)
+        ingest(edges, staged.path, job.tasks(done), job.progress.say, check, job.limits, forgotten)
 
 
 def settle(job: Job, chain: Chain) -> None:

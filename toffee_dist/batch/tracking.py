@@ -96,6 +96,7 @@ class Tracking:
         tags, figures = [], {}
         if manifest is not None:
             tags.append(RunTag("toffee.state", manifest.state))
+            tags.append(RunTag("toffee.space", manifest.space_id))
             figures = dict(_figures("", _told(manifest)))
         if error is not None:
             tags.append(RunTag("toffee.error", error_words(error)))

@@ -16,7 +16,7 @@ from toffee_dist.cli.evaluate import evaluate_command
 from toffee_dist.cli.help import Sections, completion_command, narrow_terminal
 from toffee_dist.cli.output import complain
 from toffee_dist.cli.refresh import REFRESH_COMMANDS
-from toffee_dist.cli.report import report_command
+from toffee_dist.cli.report import REPORT_COMMANDS
 from toffee_dist.cli.results import ASK_COMMANDS
 from toffee_dist.cli.tools import TOOL_COMMANDS
 from toffee_dist.errors import ToffeeError
@@ -32,7 +32,7 @@ for _command in (
     *BATCH_COMMANDS,
     *REFRESH_COMMANDS,
     *ASK_COMMANDS,
-    report_command,
+    *REPORT_COMMANDS,
     evaluate_command,
     *TOOL_COMMANDS,
     completion_command,

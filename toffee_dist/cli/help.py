@@ -12,8 +12,18 @@ from toffee_dist.cli.output import echo
 
 SECTIONS = {
     "Batch": ("plan", "embed", "resume", "inspect", "ingest"),
-    "Nightly": ("refresh", "runs", "rollback", "fold-in"),
-    "Ask": ("neighbors", "trajectory", "similar-periods", "score", "report", "index", "export"),
+    "Nightly": ("refresh", "runs", "rollback", "fold-in", "forget"),
+    "Ask": (
+        "neighbors",
+        "trajectory",
+        "similar-periods",
+        "explain",
+        "score",
+        "report",
+        "serve",
+        "index",
+        "export",
+    ),
     "More": ("evaluate", "demo", "certs", "completion"),
 }
 # Columns below which a section has a line of its own.
@@ -21,7 +31,7 @@ NARROW = 72
 
 
 class Sections(click.Group):
-    """Commands by what they are for, one line each: all of it fits 24 lines of 80 columns."""
+    """Commands by what they are for, one line each: all of it fits 30 lines of 80 columns."""
 
     def sections(self) -> dict[str, list[str]]:
         """Return the names of the commands by section; one that no section names comes last."""

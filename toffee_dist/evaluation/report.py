@@ -18,6 +18,11 @@ from toffee_dist.evaluation.steps import StepCell
 CELLS, STEPS, IN_TIME = "cells.parquet", "steps.parquet", "in_time.parquet"
 RESULT, PAGE = "result.json", "report.html"
 _TYPES = {"str": pl.String, "int": pl.Int64, "float": pl.Float64}
+STEP_MARKS = {
+    "future": "average precision",
+    "labels": "adjusted Rand index",
+    "later-windows": "share of right labels",
+}
 MARKS = ("micro_f1", "roc_auc", "average_precision", "fresh_f1")
 
 
@@ -98,7 +103,8 @@ def describe_steps(cells: pl.DataFrame) -> str:
     tables = []
     titles = {
         "future": "links of a coming step: average precision",
-        "labels": "labels at each step: adjusted Rand index",
+        "labels": "labels at each step: adjusted Rand index of k-means",
+        "later-windows": "labels of other nodes at later steps: share that a classifier gets right",
     }
     for question in cells["question"].unique(maintain_order=True):
         own = cells.filter(pl.col("question") == question)
@@ -194,13 +200,13 @@ def write_page(
         tables = "".join(
             _operator_table(name, t.filter(pl.col("protocol") == protocol)) for name, t in summaries.items()
         )
-        sections.append(Section(protocol, says, html=tables, plots=(_bars(own), _against_time(own))))
+        sections.append(Section(protocol, says, tables + _bars(own) + _against_time(own)))
     if steps is not None and not steps.is_empty():
         for question in steps["question"].unique(maintain_order=True):
-            label = "average precision" if question == "future" else "adjusted Rand index"
+            label = STEP_MARKS[question]
             own_steps = steps.filter(pl.col("question") == question)
             says = f"How well each method does at every step: {label}, 1 is perfect."
-            sections.append(Section(question, says, plots=(_by_step(own_steps, label),)))
+            sections.append(Section(question, says, _by_step(own_steps, label)))
     if in_time is not None and not in_time.is_empty():
         says = (
             "Entries were hidden at random. Who: the chance that a hidden entry scores above another pair at "
@@ -208,7 +214,7 @@ def write_page(
         )
         rows = _in_time_rows(in_time)
         table = _table("hidden entries", IN_TIME_HEADER, [[str(cell) for cell in row] for row in rows])
-        sections.append(Section("in-time", says, html=table, plots=(_who_and_when(in_time),)))
+        sections.append(Section("in-time", says, table + _who_and_when(in_time)))
     path.write_text(render("toffee evaluate", ", ".join(graphs), sections), encoding="utf-8")
 
 
@@ -256,87 +262,90 @@ def _table(
     return f"<table><caption>{escape(caption)}</caption><tr>{head}</tr>{body}</table>"
 
 
-def _palette(count: int) -> list[str]:
+def _palette(names: Sequence[str]) -> dict[str, str]:
     # Saves start-up time.
-    from bokeh.palettes import Category20
+    from toffee_dist.report.charts import COLOURS
 
-    colours = list(Category20[20])
-    return [colours[k % 20] for k in range(count)]
+    return {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(dict.fromkeys(names))}
 
 
-def _bars(graphs: Mapping[str, pl.DataFrame]) -> Any:
+def _bars(graphs: Mapping[str, pl.DataFrame]) -> str:
     # Saves start-up time.
-    from bokeh.models import FactorRange
-    from bokeh.transform import factor_cmap
-
-    from toffee_dist.report.plots import new_figure
+    from toffee_dist.report.charts import Axis, Chart
 
     rows = [
         (name, row["model"], row["micro_f1"])
         for name, table in graphs.items()
         for row in table.iter_rows(named=True)
     ]
-    factors = [(name, model) for name, model, _ in rows]
-    models = list(dict.fromkeys(model for _, model in factors))
-    plot = new_figure("Micro-F1 of the best features", x_range=FactorRange(*factors), height=360)
-    low = min((mark for *_, mark in rows), default=0.5)
-    plot.y_range.start = max(0.0, min(0.5, low - 0.05))
-    data = {"x": factors, "top": [mark for *_, mark in rows]}
-    colours = factor_cmap("x", palette=_palette(len(models)), factors=models, start=1, end=2)
-    plot.vbar(x="x", top="top", width=0.9, source=data, fill_color=colours, line_color=None)
-    plot.xaxis.major_label_orientation = 1.2
-    return plot
-
-
-def _against_time(graphs: Mapping[str, pl.DataFrame]) -> Any:
-    # Saves start-up time.
-    from toffee_dist.report.plots import new_figure
-
-    plot = new_figure(
-        "Micro-F1 against the time to fit",
-        height=360,
-        x_axis_type="log",
-        x_axis_label="CPU seconds to fit",
-        y_axis_label="Micro-F1",
+    low = max(0.0, min([0.5, *(mark - 0.05 for *_, mark in rows)]))
+    names = tuple(model if len(graphs) == 1 else f"{name} {model}" for name, model, _ in rows)
+    chart = Chart(
+        "Micro-F1 of the best features of every model",
+        Axis("", -0.6, len(rows) - 0.4, names=names),
+        Axis("Micro-F1, best features", low, 1.0),
     )
-    models = list(dict.fromkeys(m for table in graphs.values() for m in table["model"].to_list()))
-    drawn = False
-    for model, colour in zip(models, _palette(len(models)), strict=True):
-        rows = [r for t in graphs.values() for r in t.iter_rows(named=True) if r["model"] == model]
-        rows = [row for row in rows if row["fit_seconds"] > 0]
-        if rows:
-            x, y = [row["fit_seconds"] for row in rows], [row["micro_f1"] for row in rows]
-            plot.scatter(x, y, size=10, color=colour, legend_label=model)
-            drawn = True
-    if drawn:
-        plot.legend.location = "bottom_right"
-    return plot
+    colours = _palette([model for _, model, _ in rows])
+    for at, (name, model, mark) in enumerate(rows):
+        chart.bar(at - 0.4, at + 0.4, low, mark, colours[model], f"{name}, {model}: {mark:.4f}")
+    return chart.svg()
 
 
-def _who_and_when(cells: pl.DataFrame) -> Any:
+def _who_and_when(cells: pl.DataFrame) -> str:
     # Saves start-up time.
-    from toffee_dist.report.plots import new_figure
+    from toffee_dist.report.charts import Axis, Chart, across
 
-    plot = new_figure(
-        "Who is linked, and when", height=360, x_axis_label="when, AUC", y_axis_label="who, AUC"
-    )
     rows = _in_time_means(cells).to_dicts()
-    for row, colour in zip(rows, _palette(len(rows)), strict=True):
-        plot.scatter([row["when"]], [row["who"]], size=10, color=colour, legend_label=row["model"])
-    plot.legend.location = "bottom_right"
-    return plot
+    chart = Chart(
+        "Who is linked, and when",
+        Axis("when, AUC", *across([row["when"] for row in rows], zero=False)),
+        Axis("who, AUC", *across([row["who"] for row in rows], zero=False)),
+    )
+    for row in rows:
+        colour = _palette([one["model"] for one in rows])[row["model"]]
+        chart.name(row["model"], colour)
+        chart.dot(row["when"], row["who"], colour, f"{row['model']}: {row['who']:.4f}, {row['when']:.4f}")
+    return chart.svg()
 
 
-def _by_step(cells: pl.DataFrame, label: str) -> Any:
+def _against_time(graphs: Mapping[str, pl.DataFrame]) -> str:
     # Saves start-up time.
-    from toffee_dist.report.plots import new_figure
+    from toffee_dist.report.charts import Axis, Chart, across
 
-    plot = new_figure(height=360, x_axis_label="step", y_axis_label=label)
-    methods = cells["method"].unique(maintain_order=True).to_list()
-    for method, colour in zip(methods, _palette(len(methods)), strict=True):
-        own = cells.filter(pl.col("method") == method)
-        plot.line(
-            own["step"].to_list(), own["mark"].to_list(), color=colour, line_width=2, legend_label=method
-        )
-    plot.legend.click_policy = "hide"
-    return plot
+    rows = [
+        (name, row)
+        for name, table in graphs.items()
+        for row in table.iter_rows(named=True)
+        if row["fit_seconds"] > 0
+    ]
+    if not rows:
+        return ""
+    seconds = [row["fit_seconds"] for _, row in rows]
+    chart = Chart(
+        "Micro-F1 against the time to fit",
+        Axis("CPU seconds to fit", min(seconds) / 1.5, max(seconds) * 1.5, log=True),
+        Axis("Micro-F1", *across([row["micro_f1"] for _, row in rows], zero=False)),
+    )
+    for model, colour in _palette([row["model"] for _, row in rows]).items():
+        chart.name(model, colour)
+        for name, row in rows:
+            if row["model"] == model:
+                title = f"{name}, {model}: {row['micro_f1']:.4f} in {row['fit_seconds']:.2f} s"
+                chart.dot(row["fit_seconds"], row["micro_f1"], colour, title)
+    return chart.svg()
+
+
+def _by_step(cells: pl.DataFrame, label: str) -> str:
+    # Saves start-up time.
+    from toffee_dist.report.charts import Axis, Chart, across
+
+    chart = Chart(
+        f"{label} of every method at every step",
+        Axis("step", *across(cells["step"].to_list(), zero=False, room=0.01)),
+        Axis(label, *across(cells["mark"].to_list())),
+    )
+    for method, colour in _palette(cells["method"].to_list()).items():
+        chart.name(method, colour)
+        own = cells.filter(pl.col("method") == method).sort("step")
+        chart.line(zip(own["step"].to_list(), own["mark"].to_list(), strict=True), colour, method)
+    return chart.svg()

@@ -21,7 +21,9 @@ from toffee_dist.progress import Progress
 from toffee_dist.results.published import PublishedRun
 from toffee_dist.settings import EdgeSettings, InputSettings, RuntimeSettings
 from toffee_dist.storage import parquet
+from toffee_dist.storage.exports import note_export
 from toffee_dist.storage.files import scratch
+from toffee_dist.storage.forgotten import read_forgotten
 from toffee_dist.storage.paths import to_path
 from toffee_dist.storage.registry import read_ids
 from toffee_dist.storage.runs import RunFolder, StagedEdges, find_run
@@ -124,9 +126,11 @@ def fold_in(
         progress.stage("fold in") as done,
     ):
         on = runner(client, wait=config.wait, stall=config.stall, done=done)
-        result = ingest(edges, folder / "ingest", on, progress.say)
+        forgotten = read_forgotten(run.out)
+        result = ingest(edges, folder / "ingest", on, progress.say, forgotten=forgotten)
         item = FoldTask(
             str(run.path), str(result.folder), str(out.absolute()), manifest.config.reduce, outputs
         )
         [found] = on(fold, [item])
+    note_export(run, "fold-in", out)
     return {"run": run.run_id, "space_id": manifest.space_id, "out": str(out), **found}

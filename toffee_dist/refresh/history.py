@@ -11,6 +11,7 @@ from typing import Any
 from toffee_dist.errors import InputError
 from toffee_dist.refresh.warm import COLD
 from toffee_dist.storage.files import passes_link, remove_file
+from toffee_dist.storage.forgotten import check_no_erasure
 from toffee_dist.storage.lock import hold_lock
 from toffee_dist.storage.runs import RunFolder, get_run, list_runs, point_to, read_pointer
 
@@ -81,6 +82,7 @@ def roll_back(out: Path, to: str | None = None) -> RunFolder:
         Where there is no such run, or it is not whole.
     """
     with hold_lock(out):
+        check_no_erasure(out)
         pointer = read_pointer(out)
         current = "" if pointer is None else pointer.run_id
         lines = describe_runs(out)

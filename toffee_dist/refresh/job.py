@@ -31,6 +31,7 @@ from toffee_dist.refresh.warm import COLD
 from toffee_dist.refresh.window import Window, count_steps, find_expiry, find_window
 from toffee_dist.settings import EdgeSettings, JobRuntimeSettings, ModelSettings, RefreshConfig
 from toffee_dist.storage.files import check_writable
+from toffee_dist.storage.forgotten import check_no_erasure
 from toffee_dist.storage.lock import hold_lock
 from toffee_dist.storage.manifest import Following, Manifest
 from toffee_dist.storage.paths import to_path
@@ -162,6 +163,7 @@ def _locked(out: Path, keep: int, work: Callable[[], Refreshed]) -> Refreshed:
 
 
 def _refresh(config: RefreshConfig, out: Path, progress: Progress, limits: Limits) -> Refreshed:
+    check_no_erasure(out)
     latest = None if config.fresh else find_latest(out)
     before = None if latest is None else read_previous(latest)
     files, _ = find_files(config.inputs)

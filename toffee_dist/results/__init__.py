@@ -8,6 +8,7 @@
     trajectory  one node over time, and plots of it
     rhythm      the periods of a node, and who shares them
     score       the model's own score of pairs
+    explain     which links, steps and rhythms made a vector; which common directions make a score
     index       the vectors once more, for quick queries
     outside     vectors from elsewhere beside those of a run, of the same space
     classifier  labels of nodes by their vectors, kept for later runs of the same space

@@ -14,7 +14,7 @@ import polars as pl
 from toffee_dist.errors import ConfigError, InputError
 from toffee_dist.results.nodes import choose_output, find_nodes
 from toffee_dist.results.published import PublishedRun
-from toffee_dist.storage.parquet import open_parquet, read_space, reading, to_matrix
+from toffee_dist.storage.parquet import open_parquet, read_space, reading, scan_parquet, to_matrix
 from toffee_dist.storage.paths import to_path
 from toffee_dist.storage.runs import find_run
 from toffee_dist.storage.spaces import SPACE_COLUMN, check_space
@@ -84,7 +84,7 @@ def _read_file(
         for column in ("node_id", output):
             if column not in schema.names:
                 raise KeyError(f"no column {column}")
-        frame = pl.scan_parquet(path, glob=False)
+        frame = scan_parquet([path])
         wanted = pl.Series("name", [str(name) for name in names])
         found = frame.filter(pl.col("node_id").cast(pl.String).is_in(wanted.unique().implode()))
         if space is not None and "space" in schema.names:

@@ -46,6 +46,7 @@ class PublishedRun:
             "outputs": ", ".join(self.manifest.outputs),
             "space": self.space_id,
             "folder": self.path,
+            "look at it": "run.explore()",
         }
         return html_facts(f"Run {self.manifest.run_id}", facts)
 

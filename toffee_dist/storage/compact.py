@@ -175,15 +175,22 @@ class CompactTrajectory:
         """T."""
         return self.kernel.n_steps
 
+    @cached_property
+    def activity(self) -> NDArray[np.int64]:
+        """Entries of all nodes at every step, counted."""
+        total = np.zeros(self.n_steps, dtype=np.int64)
+        for block in range(len(self.cuts) - 1):
+            step = self._read(array_of(self.folder, block, "step"))
+            self._check(step, self.n_steps, "step")
+            total += np.bincount(step, minlength=self.n_steps)
+        return total
+
     def movement_p(self, node: int) -> float:
         """Return how often a node that keeps still moves as far as this one; see `kernels.movement`."""
-        activity = self._read(self.folder / "activity.npy")
-        if activity.shape != (self.n_steps,):
-            raise self._damaged("activity.npy", ValueError(f"shape {activity.shape}"))
         entries = self.entries(node, node + 1)
         targets, at = np.unique(entries.target, return_inverse=True)
         own = np.bincount(entries.step, minlength=self.n_steps) * (1 if self.directed else 2)
-        return movement_p(entries, self.basis(targets)[at], np.maximum(activity - own, 0.0))
+        return movement_p(entries, self.basis(targets)[at], np.maximum(self.activity - own, 0.0))
 
     @property
     def rank(self) -> int:
@@ -247,15 +254,26 @@ class CompactTrajectory:
         return np.asarray(Z if self.rotation is None else Z @ self.rotation.astype(Z.dtype), dtype=np.float32)
 
     def read_nodes(self, nodes: Ints, steps: Ints) -> NDArray[np.float32]:
-        """Return the vectors of some nodes at some steps; runs of neighbouring nodes are read at once."""
+        """Return the vectors of some nodes at some steps; many nodes are filtered at once."""
         wanted, where = np.unique(np.asarray(nodes, dtype=np.int64), return_inverse=True)
         out = np.empty((len(wanted), len(steps), self.rank), dtype=np.float32)
-        breaks = np.flatnonzero(np.diff(wanted) > 1) + 1
-        for run in np.split(np.arange(len(wanted)), breaks):
-            for part in np.array_split(run, max(1, len(run) // self.nodes_at_once(len(steps)))):
-                if len(part):
-                    out[part] = self.read(int(wanted[part[0]]), int(wanted[part[-1]]) + 1, steps)
+        size = self.nodes_at_once(len(steps))
+        for start in range(0, len(wanted), size):
+            part = wanted[start : start + size]
+            rows = self._entries_of(part).project(lambda targets: self.basis(targets).astype(np.float64))
+            out[start : start + size] = self.turned(filter_rows(rows, self.kernel, steps))
         return out[where]
+
+    def _entries_of(self, nodes: Ints) -> NodeEntries:
+        """Return the entries of some nodes, ascending, which count from 0; neighbours are read at once."""
+        breaks = np.flatnonzero(np.diff(nodes) > 1) + 1
+        parts, before = [], 0
+        for run in np.split(nodes, breaks):
+            found = self.entries(int(run[0]), int(run[-1]) + 1)
+            parts.append((found.node + before, found.target, found.step, found.value))
+            before += len(run)
+        columns = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return NodeEntries(len(nodes), self.n_steps, *columns)
 
     def noise(self, start: int, stop: int, steps: Ints) -> NDArray[np.float32]:
         """Return the noise of the vectors of [start, stop) at some steps, (nodes, steps)."""

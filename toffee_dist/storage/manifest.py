@@ -48,6 +48,7 @@ class Summary(Record):
     skipped: dict[str, Count]
     comments: Count
     outside: Count
+    forgotten: Count = 0
     used: Count
     self_loops: Count
     duplicates: Count
