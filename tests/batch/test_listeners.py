@@ -196,7 +196,7 @@ def test_a_server_in_trouble_does_no_harm(
 
 @pytest.mark.ecosystem
 @pytest.mark.job
-@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
+@pytest.mark.filterwarnings("ignore")
 def test_a_run_in_mlflow(tmp_path: Path, edges: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow", reason=NOT_HERE)
     from mlflow import MlflowClient
