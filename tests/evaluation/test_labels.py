@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tests.evaluation.test_in_time import communities
+from tests.harness.planted import communities
 from toffee_dist.cli import main
 from toffee_dist.errors import InputError
 from toffee_dist.evaluation.in_time import Entries
