@@ -166,12 +166,12 @@ def test_planted_communities_are_found() -> None:
     rng = np.random.default_rng(0)
     planted = np.repeat(np.arange(5), [60, 50, 40, 30, 20])
     vectors = np.eye(8)[planted] + 0.05 * rng.normal(size=(200, 8))
-    found, apart = layout.find_communities(vectors, seed=0)
+    found, apart = find_communities(vectors, seed=0)
     # Largest first: the very labels.
     assert found.tolist() == planted.tolist()
     assert apart > 0.8
     for few in (vectors[:1], vectors[:2], np.zeros((4, 8))):
-        labels, apart = layout.find_communities(few, seed=0)
+        labels, apart = find_communities(few, seed=0)
         assert labels.tolist() == [0] * len(few)
         assert apart == 0
 

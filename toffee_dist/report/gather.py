@@ -14,8 +14,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from toffee_dist.kernels.align import unit_rows
+from toffee_dist.kernels.communities import find_communities
 from toffee_dist.kernels.frequencies import SIGNIFICANT
-from toffee_dist.report.layout import Method, find_axes, find_communities, lay_out
+from toffee_dist.report.layout import Method, find_axes, lay_out
 from toffee_dist.report.sample import choose_nodes, choose_paths
 from toffee_dist.storage.files import read_json
 from toffee_dist.storage.manifest import Manifest

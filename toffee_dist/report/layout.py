@@ -1,4 +1,4 @@
-"""Where the nodes of a report are drawn: vectors onto a plane, and which of them belong together."""
+"""Where the nodes of a report are drawn: vectors onto a plane."""
 
 from __future__ import annotations
 
@@ -7,18 +7,11 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.cluster import MiniBatchKMeans
-from sklearn.metrics import silhouette_score
 
 from toffee_dist.errors import ConfigError
 
 Method = Literal["pca", "umap"]
 Plane = NDArray[np.float64]
-
-# As many communities as can be told apart by colour.
-MOST_COMMUNITIES = 7
-# Nodes that the number of communities is judged on.
-JUDGED = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,24 +91,3 @@ def _place_umap(directions: NDArray[np.float64], seed: int) -> Plane:
         return find_axes(directions).project(directions)
     model = umap.UMAP(metric="cosine", random_state=seed, n_jobs=1, n_neighbors=min(15, len(directions) - 1))
     return np.asarray(model.fit_transform(directions), dtype=np.float64)
-
-
-def find_communities(directions: NDArray[np.float64], seed: int) -> tuple[NDArray[np.int64], float]:
-    """Return the community of each node, largest first, and how well apart they are (silhouette, −1 … 1).
-
-    k-means on the directions; of 2 to 7 communities, as many as have the best silhouette.
-    """
-    different = len(np.unique(directions.round(6), axis=0))
-    judged = np.random.default_rng(seed).permutation(len(directions))[:JUDGED]
-    best, labels = 0.0, np.zeros(len(directions), dtype=np.int64)
-    for count in range(2, min(MOST_COMMUNITIES, different - 1) + 1):
-        model = MiniBatchKMeans(count, n_init=3, random_state=seed).fit(directions)
-        if len(np.unique(model.labels_[judged])) < 2:
-            continue
-        score = float(silhouette_score(directions[judged], model.labels_[judged]))
-        if score > best:
-            best, labels = score, model.labels_.astype(np.int64)
-    sizes = np.bincount(labels)
-    rank = np.empty_like(sizes)
-    rank[np.argsort(-sizes, kind="stable")] = np.arange(len(sizes))
-    return rank[labels], best

@@ -7,6 +7,7 @@
     neighbors   the nearest nodes, exactly
     trajectory  one node over time, and plots of it
     rhythm      the periods of a node, and who shares them
+    changes     what changed in the window, and whether chance did it
     score       the model's own score of pairs
     index       the vectors once more, for quick queries
     export      the vectors in the formats of other programs
