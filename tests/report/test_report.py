@@ -31,6 +31,7 @@ from toffee_dist.batch import pipeline
 from toffee_dist.batch.pipeline import start_run
 from toffee_dist.cli import cli
 from toffee_dist.errors import ConfigError, InputError, QualityError
+from toffee_dist.kernels.communities import find_communities
 from toffee_dist.progress import Progress
 from toffee_dist.refresh.job import refresh
 from toffee_dist.report import gather, layout, sample, write

@@ -97,8 +97,8 @@ def trajectory_command(
     """Show NODE over time: how active it was, and how far from its usual place.
 
     The first curve is the length of its vector at each step, the second the cosine of that vector with the
-    node's sum over time. RUN needs the output trajectory; of a filtered one, p tells how often a node that
-    keeps still would seem to move as far.
+    node's sum over time. RUN needs the output trajectory; p is the chance that a node
+    which keeps still moves as far.
 
     \b
     Example:
@@ -153,7 +153,7 @@ def similar_periods_command(path: str, node: str, count: int, space: str | None,
     if not found.periods.height:
         echo(f"No rhythm of {show_line(node)} stands out of its noise.")
     for row in found.periods.head(10).iter_rows(named=True):
-        echo(f"{row['period']:<20} {row['times_floor']:.1f} times its noise")
+        echo(f"{row['period']:<20} {row['times_floor']:.1f} times its noise, p = {row['p_value']:.2g}")
     if found.similar.height:
         echo("\nMost similar:\n" + _table(found.similar))
 

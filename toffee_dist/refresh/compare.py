@@ -26,6 +26,7 @@ from toffee_dist.kernels.align import (
 )
 from toffee_dist.limits import LIMITS
 from toffee_dist.storage import parquet
+from toffee_dist.storage.changes import read_p_values
 from toffee_dist.storage.files import save_array
 from toffee_dist.storage.manifest import AlignmentRecord, Drift, LinksRecord, Mover
 from toffee_dist.storage.parquet import GROUP_ROWS, open_dataset
@@ -154,6 +155,7 @@ def measure_drift(task: DriftTask) -> Drift:
     busy = known[weights[known] >= (np.median(weights[known]) if len(known) else 0)]
     movers = busy[np.argsort(cosine[busy], kind="stable")][:MOVERS]
     ids = dict.fromkeys(movers.tolist())
+    p_value = read_p_values(run, n)
 
     def tables() -> Iterator[pa.Table]:
         for start in range(0, n, task.rows_at_once):
@@ -167,6 +169,7 @@ def measure_drift(task: DriftTask) -> Drift:
                 "cosine": pa.array(cosine[rows], mask=~np.isfinite(cosine[rows])),
                 "norm_before": pa.array(norm_before[rows]),
                 "norm": pa.array(norm[rows]),
+                "p_value": pa.array(p_value[rows], mask=np.isnan(p_value[rows])),
             }
             yield pa.table(columns)
 
@@ -189,10 +192,20 @@ def measure_drift(task: DriftTask) -> Drift:
         angle_mean=float(angles.degrees().mean()) if len(angles.degrees()) else 0.0,
         angle_max=float(angles.degrees().max(initial=0.0)),
         movers=[
-            Mover(node_id=ids[r], row=r, cosine=float(cosine[r]), degree=int(degree[r]))
+            Mover(
+                node_id=ids[r],
+                row=r,
+                cosine=float(cosine[r]),
+                degree=int(degree[r]),
+                p_value=_known(p_value[r]),
+            )
             for r in movers.tolist()
         ],
     )
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
 
 
 def _sample(weights: NDArray[np.float64], seed: int) -> NDArray[np.int64]:

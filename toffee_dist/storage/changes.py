@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from pydantic import Field
 
 from toffee_dist.kernels.chance import discovery_rates
 from toffee_dist.storage.manifest import Count, Record
+from toffee_dist.storage.parquet import read_columns, take_rows
+from toffee_dist.storage.runs import RunFolder
 from toffee_dist.tensor import Floats
 
 # The rate of the alert file.
@@ -116,3 +119,19 @@ def shared_rates(p: Floats) -> Floats:
     """
     found: Floats = (KINDS * discovery_rates(p)).clip(max=1.0)
     return found
+
+
+def read_p_value(folder: RunFolder, row: int) -> float | None:
+    """Return the chance of one node's change; None where it was not tested."""
+    if not folder.change_table.exists():
+        return None
+    found = take_rows(folder.change_table, np.array([row]), ["p_value"])["p_value"][0].as_py()
+    return None if found is None else float(found)
+
+
+def read_p_values(folder: RunFolder, n_nodes: int) -> Floats:
+    """Return the chance of every node's change; NaN where it was not tested."""
+    if not folder.change_table.exists():
+        return np.full(n_nodes, np.nan)
+    column = read_columns(folder.change_table, ["p_value"])["p_value"].to_numpy()
+    return np.asarray(column, dtype=np.float64)

@@ -6,7 +6,6 @@
     compact/<block>-target.npy, -step.npy, -value.npy   its entries, sorted by node, target, step
     compact/<block>-basis.npy                        its rows of V
     compact/kernel.npy, pairs.npy                    κ of every epoch, lag and direction; that of pairs
-    compact/activity.npy                             entries of all nodes at every step
     compact/header.json                              sizes, blocks, whether causal; written last
 
 One node needs its entries and the basis of their targets; one step a pass over the blocks.
@@ -26,7 +25,6 @@ from numpy.typing import NDArray
 
 from toffee_dist.errors import InputError
 from toffee_dist.kernels.filter import ActiveRows, NodeEntries, TimeKernel, filter_rows, noise_levels
-from toffee_dist.kernels.movement import movement_p
 from toffee_dist.storage.files import read_array, read_json, save_array, write_json
 from toffee_dist.storage.paths import as_remote
 from toffee_dist.tensor import Floats, Ints, TemporalTensor, index_dtype
@@ -76,13 +74,11 @@ def write_kernel(
     folder: Path,
     kernel: TimeKernel,
     pairs: TimeKernel,
-    activity: NDArray[np.int64],
     cuts: tuple[int, ...],
     *,
     directed: bool,
 ) -> None:
-    """Write the kernels of directions and of pairs, the entries of every step, and the header."""
-    save_array(folder / "activity.npy", activity)
+    """Write the kernels of directions and of pairs, and the header."""
     save_array(folder / "kernel.npy", kernel.lags)
     save_array(folder / "pairs.npy", pairs.lags)
     header = {
@@ -159,16 +155,6 @@ class CompactTrajectory:
     def n_steps(self) -> int:
         """T."""
         return self.kernel.n_steps
-
-    def movement_p(self, node: int) -> float:
-        """Return how often a node that keeps still moves as far as this one; see `kernels.movement`."""
-        activity = self._read(self.folder / "activity.npy")
-        if activity.shape != (self.n_steps,):
-            raise self._damaged("activity.npy", ValueError(f"shape {activity.shape}"))
-        entries = self.entries(node, node + 1)
-        targets, at = np.unique(entries.target, return_inverse=True)
-        own = np.bincount(entries.step, minlength=self.n_steps) * (1 if self.directed else 2)
-        return movement_p(entries, self.basis(targets)[at], np.maximum(activity - own, 0.0))
 
     @property
     def rank(self) -> int:
