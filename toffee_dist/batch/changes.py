@@ -102,7 +102,7 @@ def write_watch(task: WatchTask) -> None:
     if is_finished(run.slices, WATCH, arrays):
         return
     tensor = open_tensor(run.staged.tensor)
-    clock = _read_clock(tensor)
+    clock = read_clock(tensor)
     found = {
         "activity": clock.activity,
         "variance": np.array([clock.variance]),
@@ -115,7 +115,7 @@ def write_watch(task: WatchTask) -> None:
     write_sealed(run.slices, WATCH, {"report": {}}, seals)
 
 
-def _read_clock(tensor: TemporalTensor) -> Clock:
+def read_clock(tensor: TemporalTensor) -> Clock:
     """Count the events of every step and, for their variance, those of every pair; each pair once."""
     activity = np.zeros(tensor.n_steps)
     repeats = np.zeros(tensor.n_steps + 1)

@@ -17,7 +17,7 @@ from toffee_dist.tensor import Floats
 # Steps of the search for the saddlepoint at the most: each halves the interval or better; ten are usual.
 STEPS = 60
 # The saddlepoint is found where K' is right to this share.
-CLOSE = 1e-9
+CLOSE = 1e-12
 # So near to the mean (in z·standard deviation) the formula is 0/0; its limit is used.
 NEAR_MEAN = 1e-3
 # Numbers of (row, weight, factor) that are worked on at once.
@@ -62,14 +62,16 @@ def _tail(x: Floats, W: Floats, f: Floats) -> Floats:
     for _ in range(STEPS):
         left = 1 - 2 * z[:, None] * w
         slope = (w / left).sum(axis=1)
-        if (np.abs(slope - seen) <= CLOSE * seen).all():
+        # A row that is there stays: what becomes of it must not depend on the others.
+        there = np.abs(slope - seen) <= CLOSE * seen
+        if there.all():
             break
         above = slope > seen
         high, low = np.where(above, z, high), np.where(above, low, z)
         with np.errstate(divide="ignore", over="ignore"):
             step = z - (slope - seen) / (2 * np.square(w / left).sum(axis=1))
         inside = (step > low) & (step < high)
-        z = np.where(inside, step, (low + high) / 2)
+        z = np.where(there, z, np.where(inside, step, (low + high) / 2))
     left = 1 - 2 * z[:, None] * w
     K = -0.5 * np.log(left).sum(axis=1)
     curve = 2 * np.square(w / left).sum(axis=1)
