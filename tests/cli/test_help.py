@@ -38,7 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "pairs.csv").write_text("alice,bob\nbob,carol\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for line in examples(cli.commands["embed"]):
+        for line in examples(command("embed")):
             call(line)
     return folder
 
@@ -47,7 +47,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", [name for name in cli.commands if name != "embed"])
 def test_examples_run(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    lines = examples(cli.commands[name])
+    lines = examples(command(name))
     assert lines, f"toffee {name} --help has no example"
     assert any(line.split()[1] == name for line in lines)
     if name == "resume":

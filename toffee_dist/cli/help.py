@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from importlib import import_module
 from typing import Any
 
 import click
@@ -13,15 +14,42 @@ from toffee_dist.cli.output import echo
 SECTIONS = {
     "Batch": ("plan", "embed", "resume", "inspect", "ingest"),
     "Nightly": ("refresh", "runs", "rollback", "fold-in"),
-    "Ask": ("neighbors", "trajectory", "similar-periods", "score", "report", "index", "export"),
+    "Ask": ("neighbors", "trajectory", "similar-periods", "changes", "score", "report", "index", "export"),
     "More": ("evaluate", "demo", "certs", "completion"),
 }
 # Columns below which a section has a line of its own.
 NARROW = 72
 
 
+class LateCommand(click.Command):
+    """A command whose module is loaded when it is called: for the start-up time of all others.
+
+    Parameters
+    ----------
+    name, short_help
+        As of the command itself.
+    place
+        Module and name of the command.
+    """
+
+    def __init__(self, name: str, short_help: str, place: tuple[str, str]) -> None:
+        super().__init__(name, short_help=short_help)
+        self.place = place
+
+    def load(self) -> click.Command:
+        """Return the command itself."""
+        module, name = self.place
+        found: click.Command = getattr(import_module(module), name)
+        return found
+
+
 class Sections(click.Group):
     """Commands by what they are for, one line each: all of it fits 24 lines of 80 columns."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command by its name, loaded."""
+        found = super().get_command(ctx, cmd_name)
+        return found.load() if isinstance(found, LateCommand) else found
 
     def sections(self) -> dict[str, list[str]]:
         """Return the names of the commands by section; one that no section names comes last."""
