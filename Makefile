@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 include deploy/worker.env
 export
 
-.PHONY: setup demo screenshot quick test lint types check benchmarks paper clean cluster-test deploy-setup deploy-test s3-test slurm-test systemd-test image-test mixed-test watch-test lock lock-test audit oldest-test
+.PHONY: setup demo screenshot quick test lint types check benchmarks paper clean cluster-test deploy-setup deploy-test s3-test slurm-test systemd-test image-test mixed-test watch-test ecosystem-test lock lock-test audit oldest-test
 
 setup: $(VENV)/.installed
 
@@ -25,9 +25,9 @@ $(VENV)/.installed: $(VENV)/.ready
 demo: $(VENV)/.ready
 	$(BIN)/python jobs/demo.py
 
-# The picture of the README; needs Chromium and its driver.
+# The pictures of the README; needs Chromium and its driver.
 screenshot: setup
-	$(BIN)/python -m tests.harness.browser docs/report.png
+	$(BIN)/python -m tests.harness.browser docs/report.png docs/report.gif
 
 lint: setup
 	$(BIN)/ruff check .
@@ -48,7 +48,7 @@ test: check
 # What a change has most likely broken, in about a minute: no cluster, no whole job, few examples of a property.
 quick: lint
 	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest --quiet --numprocesses $(TESTS_AT_ONCE) --dist worksteal \
-	  -m "not (slow or cluster or job or data or deploy or daemons)"
+	  -m "not (slow or cluster or job or data or deploy or daemons or ecosystem)"
 
 # Several hosts with TLS on this machine, storage on S3, one of them cut off: see deploy/hosts.py.
 cluster-test: setup
@@ -93,10 +93,14 @@ watch-test: setup
 	$(BIN)/python -m pytest -m "daemons or not daemons" --durations=5 tests/deploy/test_watching.py
 
 # Clusters of two Pythons and of two Dasks, which a job must refuse: environments of their own, as they would be.
-OTHER_PYTHON ?= python3.12
+# The first Python that runs and is another than ours; pyenv has names of some that do not.
+OTHER_PYTHON ?= $(shell for other in python3.12 python3.13 python3.11 $(wildcard $(HOME)/.pyenv/versions/3.1[123]*/bin/python3); do \
+  of=$$($$other -c 'import sys; print(sys.version_info[1])' 2>/dev/null) \
+  && [ "$$of" != "$$($(PYTHON) -c 'import sys; print(sys.version_info[1])')" ] && echo $$other && break; done)
 OTHER_DASK ?= 2025.4.1
 mixed-test: setup
-	-@test -x .venv-python/bin/toffee || { $(OTHER_PYTHON) -m venv .venv-python && \
+	@test -n "$(OTHER_PYTHON)" || { echo "no second Python here: make mixed-test OTHER_PYTHON=..."; exit 2; }
+	@test -x .venv-python/bin/toffee || { $(OTHER_PYTHON) -m venv .venv-python && \
 	  .venv-python/bin/python -m pip install --quiet --disable-pip-version-check -e .; }
 	@test -x .venv-dask/bin/toffee || { $(PYTHON) -m venv .venv-dask && \
 	  .venv-dask/bin/python -m pip install --quiet --disable-pip-version-check -e . \
@@ -106,6 +110,22 @@ mixed-test: setup
 
 $(VENV)/.deploy: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,deploy]'
+	@touch $@
+
+# Programs of others that read our tables or run our jobs, each really installed and really asked: the extra
+# `ecosystem`, and environments of their own for those that pin other versions than ours. `make test` runs the tests
+# of those that are there.
+FEAST := .venv-feast
+ecosystem-test: setup $(VENV)/.ecosystem $(FEAST)/.installed
+	TOFFEE_FEAST=$(CURDIR)/$(FEAST)/bin $(BIN)/python -m pytest -m ecosystem --durations=10
+
+$(VENV)/.ecosystem: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,ecosystem]'
+	@touch $@
+
+$(FEAST)/.installed:
+	$(PYTHON) -m venv $(FEAST)
+	$(FEAST)/bin/python -m pip install --quiet --disable-pip-version-check 'feast>=0.60'
 	@touch $@
 
 # What the image installs, each file with its hash; where it comes from is for the one who installs.
@@ -126,6 +146,35 @@ lock-test:
 
 audit: deploy-setup
 	.ci/audit $(BIN)
+
+# The documentation as a site, in build/site: README, docs/, the docstrings, the notebook with its answers, a search.
+# Warnings are errors, and every link is followed.
+.PHONY: docs dist
+docs: $(VENV)/.docs
+	rm -rf build/site
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -d build/doctrees -E -c docs . build/site
+	$(BIN)/python docs/check_site.py build/site
+
+$(VENV)/.docs: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@
+
+# What a user gets from a registry: sdist and wheel in dist/, checked, then the wheel alone in an empty environment, and
+# the demonstration from an empty folder.
+DIST := .venv-dist
+dist: $(VENV)/.dist
+	rm -rf dist $(DIST)
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv $(DIST)
+	$(DIST)/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	$(DIST)/bin/python -m pip check
+	empty=$$(mktemp -d) && cd $$empty && $(CURDIR)/$(DIST)/bin/toffee demo --out demo && test -s demo/vectors/latest.json \
+	  && rm -r $$empty
+
+$(VENV)/.dist: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dist]'
+	@touch $@
 
 # The oldest versions that pyproject.toml allows, in an environment of their own; takes minutes, not part of CI.
 OLDEST := .venv-oldest
@@ -155,4 +204,4 @@ benchmarks: setup
 	$(BIN)/python benchmarks/future.py
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(LOCKED) .venv-python .venv-dask build dist *.egg-info .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-* build dist *.egg-info .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis

@@ -41,12 +41,17 @@ from toffee_dist.batch.pipeline import start_run
 from toffee_dist.errors import ToffeeError
 from toffee_dist.ingest.job import ingest
 from toffee_dist.ingest.prepare import estimate
+from toffee_dist.report.gather import gather
 from toffee_dist.results.nodes import find_node
 from toffee_dist.results.run import load_run
 from toffee_dist.settings import EdgeSettings, JobConfig, RefreshConfig
+from toffee_dist.storage.blocks import block_of, write_bounds
+from toffee_dist.storage.files import save_array
 from toffee_dist.storage.manifest import IngestRecord, JobRecord, read_record
 from toffee_dist.storage.registry import count_known, read_ids, read_registry, registry_files
 from toffee_dist.storage.runs import find_latest
+from toffee_dist.storage.slices import load_rows
+from toffee_dist.storage.tensors import check_tensor, open_tensor
 
 # Seconds and bytes (of address space, beyond what the parent has) that one mutation may take.
 SECONDS, BYTES = 20, 2 << 30
@@ -68,6 +73,12 @@ READERS = (
     "registry",
     "nodes",
     "vectors",
+    "tables",
+    "trajectory",
+    "compact",
+    "compact-header",
+    "tensor",
+    "blocks",
 )
 
 Mutate = Callable[[random.Random, bytes], bytes]
@@ -280,10 +291,11 @@ def _run_batch(target: Target, numbers: Sequence[int], seed: int, folder: Path, 
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
-    path = folder / f"mutated{target.suffix}"
     for number in numbers:
+        place, data = mutation(target, seed, number)
+        path = folder / f"mutated-{place}{target.suffix}"
         path.unlink(missing_ok=True)
-        path.write_bytes(mutation(target, seed, number))
+        path.write_bytes(data)
         os.write(pipe, struct.pack("<ii", number, 99))
         signal.alarm(SECONDS)
         code, words = exit_code(target.read, path)
@@ -296,12 +308,18 @@ def _run_batch(target: Target, numbers: Sequence[int], seed: int, folder: Path, 
         os.write(pipe, struct.pack("<ii", number, code))
 
 
-def mutation(target: Target, seed: int, number: int) -> bytes:
-    """Return one mutation, which depends on these three alone."""
+def mutation(target: Target, seed: int, number: int) -> tuple[int, bytes]:
+    """Return one mutation, which depends on these three alone, and which seed it was."""
     if number < 0:
-        return target.seeds[0]
+        return 0, target.seeds[0]
     rng = random.Random(f"{seed} {target.name} {number}")
-    return target.mutate(rng, rng.choice(target.seeds))
+    place = rng.randrange(len(target.seeds))
+    return place, target.mutate(rng, target.seeds[place])
+
+
+def seed_of(path: Path) -> int:
+    """Return which seed a mutated file was."""
+    return int(path.stem.rpartition("-")[2])
 
 
 def fuzz_target(target: Target, mutations: int, seed: int) -> tuple[Counter[int], list[list[Any]]]:
@@ -399,10 +417,17 @@ def make_seeds(folder: Path) -> None:
         mode="threads",
         workers=1,
         outputs=("embedding", "trajectory"),
+        dense="all",
         keep_work=True,
         report=False,
     )
     load_run(start_run(config).run.path).build_index()
+    # A tall array in blocks, as the solves of large graphs leave them.
+    blocks = folder / "blocks"
+    blocks.mkdir()
+    write_bounds(blocks, [0, 4, 7])
+    for index, rows in enumerate((4, 3)):
+        save_array(block_of(blocks / "A.npy", index), np.ones((rows, 4), np.float32))
 
 
 def load_targets(folder: Path) -> list[Target]:
@@ -436,6 +461,48 @@ def load_targets(folder: Path) -> list[Target]:
             partial(read_vectors, run),
             ".parquet",
             mutate_bytes,
+        ),
+        Target(
+            "tables",
+            read(*(run / f"{name}.parquet" for name in TABLES)),
+            partial(read_tables, run),
+            ".parquet",
+            mutate_bytes,
+        ),
+        Target(
+            "trajectory",
+            read(run / "trajectory" / "part-00000.parquet"),
+            partial(read_trajectory, run, "trajectory/part-00000.parquet"),
+            ".parquet",
+            mutate_bytes,
+        ),
+        Target(
+            "compact",
+            read(*sorted((run / "compact").glob("*.npy"))),
+            partial(read_compact, run),
+            ".npy",
+            mutate_npy,
+        ),
+        Target(
+            "compact-header",
+            read(run / "compact" / "header.json"),
+            partial(read_trajectory, run, "compact/header.json"),
+            ".json",
+            mutate_json,
+        ),
+        Target(
+            "tensor",
+            read(*sorted((work / "ingest" / "tensor").glob("*"))),
+            partial(read_tensor, work / "ingest" / "tensor"),
+            ".npy",
+            mutate_npy,
+        ),
+        Target(
+            "blocks",
+            read(*sorted((folder / "blocks").glob("*"))),
+            partial(read_blocks, folder / "blocks"),
+            ".npy",
+            mutate_npy,
         ),
     ]
 
@@ -533,6 +600,60 @@ def read_vectors(run: Path, path: Path) -> None:
     found.embedding.numpy()
     if seldom(path):
         found.neighbors("n1", 2)
+
+
+TABLES = ("steps", "fit", "frequencies")
+
+
+def read_tables(run: Path, path: Path) -> None:
+    """Ask a run with this small table, as questions and the report do."""
+    name = TABLES[seed_of(path)]
+    found = load_run(exchange(run, path, f"{name}.parquet"))
+    getattr(found, name).schema()
+    gather(found.folder, found.manifest)
+    found.score(["n1"], ["n2"], at=0)
+
+
+def read_trajectory(run: Path, name: str, path: Path) -> None:
+    """Ask a run with this file about movements; its Parquet parts are read where there is nothing else."""
+    without = "work" if name.startswith("compact") else "compact"
+    found = load_run(exchange(run, path, name, without))
+    found.trajectory.numpy()
+    found.trajectory_of("n1")
+    if seldom(path):
+        found.neighbors("n1", 2, at=0)
+        found.score(["n1"], ["n2"], at=0)
+
+
+def read_compact(run: Path, path: Path) -> None:
+    """Ask a run with this array of its compact trajectory."""
+    names = sorted(file.name for file in (run / "compact").glob("*.npy"))
+    read_trajectory(run, f"compact/{names[seed_of(path)]}", path)
+
+
+def read_tensor(tensor: Path, path: Path) -> None:
+    """Open a staged tensor with this file as one of its arrays, or as its header, and multiply."""
+    copy = exchange_in(tensor, path)
+    check_tensor(copy)
+    opened = open_tensor(copy)
+    opened.tubes @ np.ones((opened.n_steps, 2))
+    opened.take_rows(0, opened.n_nodes // 2)
+
+
+def read_blocks(folder: Path, path: Path) -> None:
+    """Read an array in blocks with this file as one of them, or as their bounds."""
+    copy = exchange_in(folder, path)
+    load_rows(copy / "A.npy", 2, 6)
+
+
+def exchange_in(folder: Path, changed: Path) -> Path:
+    """Return a copy of a folder of files, one per process, in which the file that was the seed is another."""
+    copy = changed.parent / f"copy-{os.getpid()}"
+    copy.mkdir(exist_ok=True)
+    for place, file in enumerate(sorted(folder.iterdir())):
+        (copy / file.name).unlink(missing_ok=True)
+        os.link(changed if place == seed_of(changed) else file, copy / file.name)
+    return copy
 
 
 def read_nodes(path: Path) -> None:

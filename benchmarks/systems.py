@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from graphs import DATA
-from paper import ROWS, best_operator
+from paper import best_operator, compile_loops
 from report import one_thread, print_json, print_table
 
 from toffee_dist.evaluation import EvaluateConfig, evaluate, read_events
 from toffee_dist.evaluation.features import OPERATORS
+from toffee_dist.evaluation.job import ALL_MODELS
 from toffee_dist.evaluation.protocols import Split
 from toffee_dist.models import find_model
 from toffee_dist.settings import EdgeSettings, FitSettings
@@ -47,6 +48,8 @@ def mark(model: str, seeds: int, minutes: float, keep: Path) -> dict[str, Any]:
         seconds, memory = sum(stage.seconds for stage in stages), max(stage.task_bytes for stage in stages)
         if seconds > 60 * minutes:
             return {"needs": f"{seconds / 60:.0f} min and {show_bytes(memory)} per task", "plan": seconds}
+    if find_model(model).fit is not None:
+        compile_loops(model)
     config = EvaluateConfig(models=(model,), features=tuple(OPERATORS), seeds=seeds, options=options)
     return best_operator(evaluate(events, config, cache=keep))
 
@@ -54,10 +57,10 @@ def mark(model: str, seeds: int, minutes: float, keep: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--systems", nargs="+", default=list(ROWS), choices=list(ROWS))
+    parser.add_argument("--systems", nargs="+", default=list(ALL_MODELS), choices=list(ALL_MODELS))
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--keep", type=Path, default=Path("build/systems"))
-    parser.add_argument("--child", choices=list(ROWS), help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=list(ALL_MODELS), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     one_thread()
     arguments.keep.mkdir(parents=True, exist_ok=True)

@@ -58,3 +58,26 @@ def causal_row(kappa: Array, t: int, n_steps: int) -> Array:
     out = one_sided.copy()
     out[: t + 1] += (1 - one_sided.sum()) / (t + 1)
     return out
+
+
+def link_parts(entries: list[tuple[int, int, float]], B: Array, H: Array, Q: Array) -> dict[str, Any]:
+    """What each neighbour and each step adds to Σ over entries (target, step, value) of (w·B_j ∘ H_s) Q."""
+    by_node: dict[int, Array] = {}
+    by_step: dict[int, Array] = {}
+    total = np.zeros(Q.shape[1])
+    for target, step, value in entries:
+        part = np.array([value * B[target, c] * H[step, c] for c in range(B.shape[1])]) @ Q
+        by_node[target] = by_node.get(target, 0) + part
+        by_step[step] = by_step.get(step, 0) + part
+        total += part
+    return {"links": by_node, "steps": by_step, "total": total}
+
+
+def rhythm_part(Z: Array, k: int, t: int) -> Array:
+    """The wave of frequency k in a path Z (T, r), at step t: what a path without it would lack there."""
+    T = len(Z)
+    hat = np.fft.fft(Z, axis=0)
+    alone = np.zeros_like(hat)
+    for index in {k, (T - k) % T}:
+        alone[index] = hat[index]
+    return np.asarray(np.fft.ifft(alone, axis=0).real[t])

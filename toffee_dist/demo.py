@@ -106,4 +106,5 @@ def run_demo(out: Path, say: Callable[[str], None], progress: Progress) -> None:
     report = run.folder.report
     if report.exists():
         shown = "it is in your browser" if open_page(report) else "open it in a browser"
-        say(f"Look at it all: {report} ({shown})")
+        say(f"Watch it move: {report.absolute().as_uri()} ({shown})")
+        say(f"Ask about any node: toffee serve {out / 'vectors'}")

@@ -55,7 +55,7 @@ class Limits:
     block_work: int = 6 << 20
     max_block_work: int = 64 << 20
     slice_bytes: int = 3 << 30
-    table_rows: int = 1 << 20
+    table_rows: int = 1 << 18
 
 
 LIMITS = Limits()

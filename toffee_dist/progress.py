@@ -53,6 +53,17 @@ class LineProgress(Progress):
         self.say(f"{name}: {count:,} tasks in {time.monotonic() - began:.1f} s")
 
 
+class LogProgress(LineProgress):
+    """Lines to a logger: for an orchestrator."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self.tell = tell
+
+    def say(self, line: str) -> None:
+        """Hand one line over."""
+        self.tell(hide_secrets(show_text(line)))
+
+
 class BarProgress(Progress):
     """A bar on a terminal."""
 

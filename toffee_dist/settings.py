@@ -39,6 +39,7 @@ TneStep = Literal["search", "published"]
 TrajectoryBy = Literal["filter", "als"]
 Basis = Literal["sum", "energy"]
 Output = Literal["embedding", "trajectory", "factors", "spectrum"]
+VectorLists = Literal["fixed", "list"]
 OnBadRows = Literal["error", "skip"]
 Header = Literal["auto", "yes", "no"]
 IdType = Literal["auto", "integer", "string"]
@@ -256,6 +257,7 @@ def shown(group: str, metavar: str = "") -> dict[str, Any]:
 
 INPUT, TIME, MODEL, OUTPUT = shown("Input"), shown("Time"), shown("Model"), shown("Output")
 CLUSTER, REFRESH, RIVALS = shown("Cluster"), shown("Refresh"), shown("Other models")
+TOLD = shown("Who is told")
 
 
 class Settings(BaseModel):
@@ -711,6 +713,12 @@ class ModelSettings(TrajectorySettings):
         "without it.",
         json_schema_extra=OUTPUT,
     )
+    vectors: VectorLists = Field(
+        "fixed",
+        description="How Parquet says what a vector is: fixed, a list of fixed size; list, a plain list, for "
+        "readers of Arrow schemas that know no other (Delta, ClickHouse). The numbers are the same.",
+        json_schema_extra=OUTPUT,
+    )
 
     def model_post_init(self, context: Any, /) -> None:
         """Refuse what the parts of the engine would refuse, before anything is read."""
@@ -764,12 +772,6 @@ class RuntimeSettings(Settings):
         "never.",
         json_schema_extra=CLUSTER,
     )
-    traces: bool = Field(
-        False,
-        description="Send OpenTelemetry traces of stages and tasks to the collector that "
-        "OTEL_EXPORTER_OTLP_ENDPOINT names.",
-        json_schema_extra=CLUSTER,
-    )
     memory: str | None = Field(
         None,
         description="Memory that one worker may use, such as 8GiB (default: what it has).",
@@ -792,6 +794,44 @@ class RuntimeSettings(Settings):
     )
 
 
+class JobRuntimeSettings(RuntimeSettings):
+    """Where a batch job runs, and who is told of it."""
+
+    traces: bool = Field(
+        False,
+        description="Send OpenTelemetry traces of stages and tasks to the collector that "
+        "OTEL_EXPORTER_OTLP_ENDPOINT names.",
+        json_schema_extra=TOLD,
+    )
+    openlineage: str | None = Field(
+        None,
+        description="Send OpenLineage events of the run (START, COMPLETE, FAIL) to this server, or add them "
+        "to this file.",
+        json_schema_extra=shown("Who is told", "URL|FILE"),
+    )
+    mlflow: str | None = Field(
+        None,
+        description="Log settings and figures of the run to this experiment of the MLflow server that "
+        "MLFLOW_TRACKING_URI names.",
+        json_schema_extra=shown("Who is told", "NAME"),
+    )
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Refuse addresses that cannot be, or that hold a password."""
+        super().model_post_init(context)
+        target = self.openlineage
+        if target is not None:
+            web = re.match(r"https?://[^/@\s?#]+(/[^@\s?#]*)?\Z", target) is not None
+            _check(
+                "openlineage",
+                target,
+                bool(target) and (web or "://" not in target),
+                "http://host or https://host (a key by OPENLINEAGE_API_KEY), or the path of a file",
+            )
+        if self.mlflow is not None:
+            _check("mlflow", repr(self.mlflow), bool(self.mlflow.strip()), "the name of an experiment")
+
+
 class OutSettings(Settings):
     """Where the result goes."""
 
@@ -802,7 +842,7 @@ class OutSettings(Settings):
     )
 
 
-class JobConfig(EdgeSettings, ModelSettings, RuntimeSettings, OutSettings):
+class JobConfig(EdgeSettings, ModelSettings, JobRuntimeSettings, OutSettings):
     """The whole batch job."""
 
     out: str = Field(

@@ -178,7 +178,7 @@ class TemporalTensor:
             What X(i,j,t) is when rows repeat: ``binary`` (1, the paper's adjacency), ``count`` (how many
             rows) or ``sum`` (of their weights; a sum of exactly zero is no entry).
         pair_weight
-            Scales each pair's whole tube: its total Σ_t |X(i,j,t)| = s becomes s (``raw``), log1p(s)
+            Scales each pair's whole tube: its total ``Σ_t |X(i,j,t)|`` = s becomes s (``raw``), log1p(s)
             (``log``) or 1 (``unit``). The shape in time stays; heavy pairs are tamed.
 
         Raises
@@ -284,7 +284,7 @@ class TemporalTensor:
         return COO(coords, np.array(self.values), shape=shape)
 
     def with_pair_weight(self, pair_weight: PairWeight) -> Self:
-        """Scale every tube so that its total s = Σ_t |X(i,j,t)| becomes s, log1p(s) or 1."""
+        """Scale every tube so that its total s = ``Σ_t |X(i,j,t)|`` becomes s, log1p(s) or 1."""
         _check_choice("pair_weight", pair_weight, get_args(PairWeight))
         if pair_weight == "raw" or self.n_entries == 0:
             return self

@@ -120,6 +120,22 @@ def test_slices_of_other_frequencies(edges: Path, tmp_path: Path, undirected: bo
 
 
 @pytest.mark.job
+@pytest.mark.parametrize("undirected", [False, True])
+def test_trajectories_and_the_choice_of_frequencies(edges: Path, tmp_path: Path, undirected: bool) -> None:
+    more = options(undirected=undirected, outputs=("trajectory",), dense="all")
+    tables, vectors = [], []
+    for name, limits in (("one", Limits()), ("many", MANY)):
+        start_run(job(edges, tmp_path / name, **more), limits=limits)
+        run = load_run(tmp_path / name)
+        tables.append(run.frequencies.polars().collect())
+        vectors.append(run.trajectory.numpy())
+    for column in ("energy", "significance"):
+        np.testing.assert_allclose(tables[1][column], tables[0][column], rtol=1e-6, atol=1e-4)
+    assert tables[1]["chosen"].to_list() == tables[0]["chosen"].to_list()
+    np.testing.assert_allclose(vectors[1], vectors[0], atol=1e-5)
+
+
+@pytest.mark.job
 @pytest.mark.slow
 def test_the_same_bytes_in_every_mode(edges: Path, tmp_path: Path) -> None:
     found = []

@@ -12,10 +12,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tests.harness import ROOT
+from tests.harness import ROOT, clusters
 from toffee_dist.cli import main
 from toffee_dist.errors import ConfigError
-from toffee_dist.evaluation.job import EvaluateSettings, parse_grid
+from toffee_dist.evaluation.job import ALL_MODELS, EvaluateSettings, parse_grid
 
 Toffee = Callable[..., tuple[int, str, str]]
 
@@ -215,3 +215,30 @@ def test_the_job_runs(edges: Path, tmp_path: Path) -> None:
     done = subprocess.run([*job, str(tmp_path / "e.toml")], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "Did you mean rank?" in done.stderr
+
+
+@pytest.mark.job
+@pytest.mark.cluster
+def test_all_models_on_a_running_cluster(toffee: Toffee, edges: Path, tmp_path: Path) -> None:
+    """The marks of this process, a row per model on the page, and nothing is fitted twice."""
+    words = [str(edges), "--step=1", "--rank=4", "--seeds=2", "--models=all", "--features=average,hadamard"]
+    words += ["--epochs=2", "--walks=3", "--snapshots=2", "--max-iter=5"]
+    assert toffee(*words, f"--out={tmp_path / 'here'}")[0] == 0
+    kept = f"--cache={tmp_path / 'kept'}"
+    with clusters.cluster(workers=2) as running:
+        code, text, _ = toffee(*words, f"--out={tmp_path / 'there'}", f"--mode={running.address}", kept)
+        assert code == 0, text
+    here, there = (pl.read_parquet(tmp_path / name / "cells.parquet") for name in ("here", "there"))
+    shared = ["model", "features", "seed", "micro_f1", "roc_auc"]
+    assert here.select(shared).equals(there.select(shared))
+    assert here["model"].unique(maintain_order=True).to_list() == list(ALL_MODELS)
+    page = (tmp_path / "there" / "report.html").read_text()
+    assert "Micro-F1 against the time to fit" in page
+    for model in ALL_MODELS:
+        own = there.filter((pl.col("model") == model) & pl.col("features").is_in(["average", "score"]))
+        marks = own["micro_f1"].to_numpy()
+        assert f"<th>{model}</th>" in page
+        assert f"{marks.mean():.4f} ± {marks.std(ddof=1):.4f}" in page
+    # The cluster is gone, and is not needed: all is there.
+    assert toffee(*words, f"--out={tmp_path / 'again'}", kept)[0] == 0
+    assert pl.read_parquet(tmp_path / "again" / "cells.parquet").equals(there)

@@ -6,10 +6,12 @@ import platform
 from pathlib import Path
 
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from tests.harness import clusters
 from tests.harness.clusters import job, write_edges
 from toffee_dist.batch.pipeline import start_run
+from toffee_dist.cluster.client import cluster
 from toffee_dist.cluster.workers import Worker, compare_blas, describe_blas
 from toffee_dist.progress import Progress
 
@@ -46,3 +48,17 @@ def test_a_worker_with_another_blas(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [warning] = [line for line in said.lines if line.startswith("Warning")]
     assert "1 of 1 workers" in warning
     assert "for Nehalem" in warning
+
+
+@pytest.mark.cluster
+def test_beside_a_running_cluster_this_process_has_one_thread() -> None:
+    """What a fit solves here, between its tasks, decides the bytes of what the workers do next."""
+
+    def count() -> set[int]:
+        return {found["num_threads"] for found in threadpool_info() if found["user_api"] == "blas"}
+
+    with clusters.cluster(workers=1) as running, threadpool_limits(2, user_api="blas"):
+        assert count() == {2}
+        with cluster(running.address):
+            assert count() == {1}
+        assert count() == {2}

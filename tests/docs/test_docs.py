@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
+import pkgutil
 import re
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+import toffee_dist
 from tests.harness import ROOT
 from tests.harness.examples import call, leave_a_run_unfinished, write_edges
 from toffee_dist import Run, TemporalTensor, Toffee, load_run
@@ -106,14 +109,54 @@ def test_notebook(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert names["rhythms"].height > 2
 
 
-def test_generated_pages_are_up_to_date() -> None:
-    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+def load_script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    generate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate)
-    for name, write in generate.PAGES.items():
-        assert (DOCS / name).read_text() == write(), f"run: python docs/generate.py ({name})"
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
+def test_configuration_is_up_to_date() -> None:
+    written = load_script("generate").configuration()
+    assert (DOCS / "configuration.md").read_text() == written, "run: python docs/generate.py"
+
+
+def test_every_name_of_the_reference_exists() -> None:
+    named = re.findall(r"^\.\. auto(\w+):: ([\w.]+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
+    assert len(named) > 25
+    things = [(kind, pkgutil.resolve_name(name)) for kind, name in named]
+    for kind, thing in things:
+        assert thing.__doc__, thing
+        assert inspect.isfunction(thing) == (kind == "function"), thing
+    # What `from toffee_dist import …` offers is documented.
+    offered = [getattr(toffee_dist, name) for name in toffee_dist.__all__ if name != "__version__"]
+    assert [thing for thing in offered if thing not in [known for _, known in things]] == []
+
+
+def test_a_site_that_is_not_whole_is_found(tmp_path: Path) -> None:
+    pages = {
+        "index.html": '<a href="a.html#here">a</a><a href="https://example.org">people may follow</a>',
+        "a.html": '<p id="here"><img src="data:image/png;base64,AA"><a href="#here">up</a>',
+    }
+    for name, text in pages.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "searchindex.js").write_text('Search.setIndex({"docnames": ["a"]})')
+    check = load_script("check_site")
+    assert check.find_problems(tmp_path) == []
+    (tmp_path / "b.html").write_text(
+        '<a href="gone.html">x</a><a href="a.html#gone">y</a><script src="https://cdn.example/x.js"></script>'
+        '<img src="//cdn.example/x.png"><a href="../../etc/passwd">z</a>'
+    )
+    assert check.find_problems(tmp_path) == [
+        "b.html: gone.html: no such file",
+        "b.html: a.html#gone: no such place on the page",
+        "b.html: https://cdn.example/x.js: loaded from elsewhere",
+        "b.html: //cdn.example/x.png: loaded from elsewhere",
+        "b.html: ../../etc/passwd: no such file",
+        "b: the search does not know it",
+    ]
 
 
 def test_links_lead_somewhere() -> None:

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
+from tests.harness.events import make_events
 from tests.harness.strategies import random_tensor
 from toffee_dist.cli import main
-from toffee_dist.errors import ConfigError, InputError
+from toffee_dist.errors import ConfigError, InputError, TooLargeError
+from toffee_dist.evaluation import in_time
 from toffee_dist.evaluation.in_time import (
     Entries,
     Scorer,
+    ask_in_time,
     check_models,
     choose,
     draw_questions,
     mark_auc,
     mark_model,
 )
+from toffee_dist.evaluation.job import ALL_IN_TIME
 from toffee_dist.kernels.spectrum import slice_matrix, transform
-from toffee_dist.models import MODELS, find_model
+from toffee_dist.models import MODELS, find_model, rivals
 from toffee_dist.settings import FitSettings
 from toffee_dist.tensor import TemporalTensor
 
@@ -218,3 +223,42 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["model"].to_list() == ["toffee", "uase", "pair-count"]
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["in_time"][0]["when"] == found["when"][0]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Who is linked, and when" in page
+    assert f"<th>pair-count</th><td>{found['who'][2]:.4f}</td>" in page
+
+
+def test_every_model_in_time_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them have a row, what is there is not computed again, and one that is too large is left out."""
+    events = make_events(3, n_rows=2000, step="4d")
+    assert {"tne", "uase", "urlse", "ipp", "omni", "aligned", "toffee", "pair-count"} <= {*ALL_IN_TIME}
+    options = FitSettings(rank=4, epochs=2, snapshots=3)
+    said: list[str] = []
+    made: list[str] = []
+    killed = ["ipp"]
+
+    def making(name: str, *rest: Any) -> Any:
+        made.append(name)
+        if name in killed:
+            raise KeyboardInterrupt
+        return mark_model(name, *rest)
+
+    monkeypatch.setattr(in_time, "mark_model", making)
+    monkeypatch.setattr(rivals, "OMNI_BYTES", 1000)
+    with pytest.raises(KeyboardInterrupt):
+        ask_in_time(events, ALL_IN_TIME, options, (0, 1), cache=tmp_path)
+    before, made[:], killed[:] = list(made), [], []
+    cells = ask_in_time(events, ALL_IN_TIME, options, (0, 1), said.append, cache=tmp_path)
+    rest = [name for name in ALL_IN_TIME if name != "omni"]
+    assert [(cell.model, cell.seed) for cell in cells] == [(name, seed) for seed in (0, 1) for name in rest]
+    assert not {*before} - {"ipp"} & {*made[: made.index("ipp")]}
+    assert made.count("omni") == 1
+    assert [line for line in said if "omni is left out" in line and "nodes, which take" in line]
+    made[:] = []
+    assert ask_in_time(events, rest, options, (0, 1), cache=tmp_path) == cells
+    assert not made
+    # Other settings are other cells; alone, what is too large is an error.
+    assert ask_in_time(events, ["tne"], options.changed(rank=5), (0,), cache=tmp_path) != cells[:1]
+    assert made == ["tne"]
+    with pytest.raises(TooLargeError):
+        ask_in_time(events, ["omni"], options, (0,), cache=tmp_path)

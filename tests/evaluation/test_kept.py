@@ -143,6 +143,44 @@ def test_progress_says_how_long_it_will_take(monkeypatch: pytest.MonkeyPatch) ->
     assert said == ["2 of 10 cells, about 48 s left (tne)", "4 of 10 cells, about 36 s left (tne)"]
 
 
+def test_a_fit_is_not_taken_for_the_cost_of_every_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two fits of 100 s, ten cells of a second each: after the first cell 100 s and nine more are left."""
+    now = 0.0
+    monkeypatch.setattr("toffee_dist.evaluation.kept.time.monotonic", lambda: now)
+    said: list[str] = []
+    progress = Progress(10, said.append, fits=2)
+    now = 101.0
+    progress.step(was_there=False, what="tne", fitting=100.0)
+    for _ in range(4):
+        now += 1.0
+        progress.step(was_there=False, what="tne")
+    now += 101.0
+    progress.step(was_there=False, what="hnip", fitting=100.0)
+    assert said == ["1 of 10 cells, about 2 min left (tne)", "6 of 10 cells, about 4 s left (hnip)"]
+
+
+def test_fits_are_timed_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[tuple[bool, bool]] = []
+    wanted: list[int] = []
+
+    class Watched(Progress):
+        def __init__(self, total: int, say: Any, fits: int = 0) -> None:
+            super().__init__(total, say, fits)
+            wanted.append(fits)
+
+        def step(self, *, was_there: bool, what: str, fitting: float | None = None) -> None:
+            steps.append((was_there, fitting is not None and fitting > 0))
+
+    monkeypatch.setattr(compare, "Progress", Watched)
+    options = FitSettings(**QUICK)
+    for models in (("toffee", "memory"), ("toffee", "tsvd", "memory")):
+        config = EvaluateConfig(models=models, features=("average", "hadamard"), seeds=1, options=options)
+        evaluate(make_events(1), config, cache=tmp_path)
+    new, old = (False, False), (True, False)
+    assert steps == [(False, True), new, new, old, old, (False, True), new, old]
+    assert wanted == [1, 1]
+
+
 def test_memory_of_a_block_is_measured() -> None:
     with measured() as usage:
         array = np.ones(40 * 2**17)

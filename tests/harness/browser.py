@@ -1,11 +1,12 @@
 """A real browser without a window, for the pages that we write: Chromium, driven by its own driver.
 
-`python -m tests.harness.browser docs/report.png` makes the picture of the README.
+`python -m tests.harness.browser docs/report.png docs/report.gif` makes the pictures of the README.
 """
 
 from __future__ import annotations
 
 import base64
+import io
 import json
 import shutil
 import sys
@@ -17,16 +18,6 @@ from pathlib import Path
 from typing import Any
 
 WAIT = 60.0
-# Bokeh's inputs live in shadow trees, where selectors of the page do not look.
-_FIND = """
-const found = []
-const look = (root) => {
-  found.push(...root.querySelectorAll(arguments[0]))
-  for (const element of root.querySelectorAll("*")) if (element.shadowRoot) look(element.shadowRoot)
-}
-look(document)
-return found
-"""
 
 
 def find_browser() -> tuple[str, str] | None:
@@ -43,10 +34,13 @@ class Page:
         self.driver = driver
 
     def open(self, path: Path) -> None:
-        """Load a file and wait until Bokeh has drawn all of it."""
-        self.driver.get(path.absolute().as_uri())
-        self.wait(lambda: self.script("return window.Bokeh != null && Bokeh.documents.length > 0"))
-        self.wait(lambda: self.script("return Bokeh.documents[0].is_idle"))
+        """Load a file and wait until its map is drawn."""
+        self.visit(path.absolute().as_uri())
+
+    def visit(self, address: str) -> None:
+        """Load an address and wait until its map is drawn."""
+        self.driver.get(address)
+        self.wait(lambda: self.script("return window.toffee != null"))
 
     def script(self, text: str, *arguments: Any) -> Any:
         """Run a script in the page."""
@@ -63,8 +57,8 @@ class Page:
             time.sleep(0.05)
 
     def find(self, selector: str) -> list[Any]:
-        """Return elements anywhere in the page."""
-        found: list[Any] = self.script(_FIND, selector)
+        """Return elements of the page."""
+        found: list[Any] = self.driver.find_elements("css selector", selector)
         return found
 
     def console(self) -> list[str]:
@@ -78,8 +72,8 @@ class Page:
         urls = [event["request"]["url"] for event in sent]
         return [url for url in urls if not url.startswith(("data:", "blob:", "chrome"))]
 
-    def picture(self, path: Path, first: str = "html", last: str = "html") -> None:
-        """Write the page as a PNG, from the top of one element to the end of another."""
+    def shot(self, first: str = "html", last: str = "html") -> bytes:
+        """Return the page as a PNG, from the top of one element to the end of another."""
         script = "return document.querySelector(arguments[0]).getBoundingClientRect()[arguments[1]] + scrollY"
         top, bottom = self.script(script, first, "top"), self.script(script, last, "bottom")
         clip = {
@@ -91,12 +85,26 @@ class Page:
         }
         options = {"captureBeyondViewport": True, "clip": clip}
         shot = self.driver.execute_cdp_cmd("Page.captureScreenshot", options)
+        return base64.b64decode(shot["data"])
+
+    def picture(self, path: Path, first: str = "html", last: str = "html") -> None:
+        """Write the page as a PNG, from the top of one element to the end of another."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(base64.b64decode(shot["data"]))
+        path.write_bytes(self.shot(first, last))
+
+    def emulate(self, **features: str) -> None:
+        """Pretend that the system prefers something: ``prefers_color_scheme="dark"``."""
+        wanted = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": wanted})
+
+    def resize(self, width: int, height: int) -> None:
+        """Show the page on a screen of another size, as a phone has it."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
 @contextmanager
-def open_browser(browser: str, driver: str, *, dark: bool = False) -> Iterator[Page]:
+def open_browser(browser: str, driver: str) -> Iterator[Page]:
     """Start a browser of its own, which keeps nothing and asks nobody."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
@@ -115,7 +123,6 @@ def open_browser(browser: str, driver: str, *, dark: bool = False) -> Iterator[P
             "window-size=1120,900",
             f"user-data-dir={profile}",
             "app=about:blank",
-            *(["force-dark-mode"] if dark else []),
         ):
             options.add_argument(f"--{word}")
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
@@ -128,10 +135,12 @@ def open_browser(browser: str, driver: str, *, dark: bool = False) -> Iterator[P
             running.quit()
 
 
-def main(out: Path) -> None:
-    """Run the demonstration and take a picture of the map and of a trajectory in its report."""
-    from PIL import Image
+# The steps of the animation: a week and its weekend, from Thursday on.
+FRAMES = range(12, 42)
 
+
+def main(still: Path, moving: Path) -> None:
+    """Run the demonstration, and take a picture and a short animation of its page."""
     from toffee_dist.demo import run_demo
     from toffee_dist.progress import Progress
     from toffee_dist.results.run import load_run
@@ -141,12 +150,37 @@ def main(out: Path) -> None:
         sys.exit("No Chromium with its driver here. On Debian: apt-get install chromium chromium-driver")
     with tempfile.TemporaryDirectory() as folder, open_browser(*found) as page:
         run_demo(Path(folder) / "demo", lambda line: None, Progress())
+        page.emulate(prefers_reduced_motion="reduce")
         page.open(load_run(Path(folder) / "demo" / "vectors").path / "report.html")
-        page.picture(out, "section:nth-of-type(2)", "section:nth-of-type(3)")
-    # A plot has few colours: with a palette the file is a third as large.
-    Image.open(out).convert("RGB").quantize(128).save(out, optimize=True)
-    print(f"{out}: {out.stat().st_size:,} bytes")
+        page.script("toffee.go(arguments[0])", FRAMES[0] + 6)
+        time.sleep(0.5)
+        page.picture(still, "#controls", ".stage")
+        page.resize(900, 900)
+        shots = []
+        for at in FRAMES:
+            for part in (0.0, 0.5):
+                page.script("toffee.state.at = arguments[0]; toffee.tell()", at + part)
+                time.sleep(0.15)
+                shots.append(page.shot("#controls", ".stage"))
+    write_pictures(still, moving, shots)
+
+
+def write_pictures(still: Path, moving: Path, shots: list[bytes]) -> None:
+    """Make the still picture small, and an animation of the others."""
+    from PIL import Image
+
+    # A page has few colours: with a palette the file is a third as large.
+    Image.open(still).convert("RGB").quantize(128).save(still, optimize=True)
+    frames = [Image.open(io.BytesIO(shot)).convert("RGB") for shot in shots]
+    width = 640
+    height = round(frames[0].height * width / frames[0].width)
+    small = [frame.resize((width, height), Image.Resampling.LANCZOS) for frame in frames]
+    palette = small[0].quantize(64)
+    drawn = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in small]
+    drawn[0].save(moving, save_all=True, append_images=drawn[1:], duration=140, loop=0, optimize=True)
+    for path in (still, moving):
+        print(f"{path}: {path.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(*map(Path, sys.argv[1:3]))

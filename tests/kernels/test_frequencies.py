@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from planted import planted_graph
 
 from tests import naive
 from tests.harness.strategies import Events, events, random_tensor
 from toffee_dist import TemporalTensor, Toffee
-from toffee_dist.kernels.frequencies import SIGNIFICANT, _shuffled_floor, choose_freqs, significances
+from toffee_dist.kernels import frequencies
+from toffee_dist.kernels.frequencies import SIGNIFICANT, ChoiceSums, choose_freqs, significances
 from toffee_dist.kernels.gauge import common_basis
 from toffee_dist.kernels.solvers import solve_slices
 from toffee_dist.kernels.spectrum import multiplicities
@@ -53,13 +57,41 @@ def test_the_statistic_is_the_energy_in_the_common_basis(directed: bool) -> None
     assert not score[1:-1][~above].any()
 
 
+@given(
+    seed=st.integers(0, 1000),
+    directed=st.booleans(),
+    cuts=st.lists(st.integers(0, 12), max_size=3),
+    few=st.booleans(),
+)
+def test_sums_of_blocks_add_up(seed: int, directed: bool, cuts: list[int], few: bool) -> None:
+    tensor = random_tensor(seed, 12, 7, 60, directed=directed, pair_weight="raw")
+    rng = np.random.default_rng(seed)
+    U, V = (rng.standard_normal((12, 3)) for _ in range(2))
+    bounds = sorted({0, *cuts, 12})
+    tiles = [(a, U[a:b], V[a:b]) for a, b in pairwise(bounds)]
+    with pytest.MonkeyPatch.context() as patch:
+        if few:
+            # A few entries at a time.
+            patch.setattr(frequencies, "BLOCK_BYTES", 1000)
+        sums = [
+            ChoiceSums.of_block(tensor.take_rows(a, b), tile, tiles, directed)
+            for (a, b), tile in zip(pairwise(bounds), tiles, strict=True)
+        ]
+    total = sums[0]
+    for more in sums[1:]:
+        total += more
+    expected = naive.choice_sums(np.asarray(tensor.to_coo().todense()), U, V, directed)
+    for name, value in expected.items():
+        np.testing.assert_allclose(getattr(total, name), value, atol=1e-8, err_msg=name)
+
+
 @pytest.mark.parametrize("directed", [True, False])
 def test_the_analytic_floor_is_the_mean_over_shuffles(directed: bool) -> None:
     n_steps = 6
     tensor = random_tensor(1, 15, n_steps, 200, directed=directed, pair_weight="raw")
     (zero,) = solve_slices(tensor, [0], SolverSettings(rank=3, precision="double"))
     basis = common_basis(zero)
-    floor, spread = _shuffled_floor(tensor, basis.U, basis.V)
+    floor, spread = ChoiceSums.of(tensor, basis.U, basis.V).shuffled_floor()
     X = np.asarray(tensor.to_coo().todense())
     rng = np.random.default_rng(0)
     found = []

@@ -1,18 +1,26 @@
-"""One set of checks over every model that gives vectors, whatever it does inside."""
+"""One set of checks over every model that gives vectors, whatever it does inside.
+
+Elsewhere, over every model too: shapes and types of any graph, resumption, what goes through the scheduler,
+memory below its projection (test_models.py), published bytes (test_bytes.py), no leak of the test part
+(evaluation/test_evaluation.py), a row of the table (evaluation/test_kept.py).
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.harness.events import make_events
 from tests.harness.strategies import random_tensor
 from toffee_dist import TemporalTensor
 from toffee_dist.models import MODELS, fit
 from toffee_dist.settings import FitSettings
 
 VECTORS = [name for name, model in MODELS.items() if model.fit]
+IN_TIME = [name for name, model in MODELS.items() if model.fit_in_time]
 # Their axes and their vectors depend on no draw.
 WITHOUT_DRAWS = ("toffee", "toffee-", "tsvd", "rescal")
 OPTIONS = FitSettings(rank=6, max_iter=20, walks=10, walk_length=10, epochs=10, snapshots=3, window=3)
@@ -125,3 +133,32 @@ def test_one_link_and_none(model: str, directed: bool) -> None:
         assert found.source.shape == (3, 6)
         assert np.isfinite(found.source).all()
         assert not found.source[2].any()
+
+
+@pytest.mark.parametrize("model", VECTORS)
+def test_other_ids_and_a_later_start_change_no_byte(model: str) -> None:
+    """Names in the same order, and times that are whole steps later."""
+    events = make_events(4)
+    later = replace(events, ids="node-" + events.ids, time=events.time + 1000 * 86_400)
+    found = [fit(model, graph.past().tensor, OPTIONS) for graph in (events, later)]
+    assert found[0].source.any()
+    assert found[0].source.tobytes() == found[1].source.tobytes()
+
+
+@pytest.mark.parametrize("model", IN_TIME)
+def test_in_time_any_order_of_the_nodes(model: str) -> None:
+    """The score of a pair at a step stays with the pair; TNE draws its start by the rows of nodes."""
+    order = np.random.default_rng(5).permutation(24)
+    fit_in_time = MODELS[model].fit_in_time
+    assert fit_in_time is not None
+    plain, moved = (fit_in_time(planted(order=given), OPTIONS, None) for given in (None, order))
+    i, j = np.divmod(np.arange(24 * 24), 24)
+    inside = i // 12 == j // 12
+    for step in (0, 5, 11):
+        one, two = plain.score(step, i, j), moved.score(step, order[i], order[j])
+        if model == "tne":
+            assert one[inside].mean() > one[~inside].mean()
+            assert two[inside].mean() > two[~inside].mean()
+        else:
+            np.testing.assert_allclose(one, two, atol=2e-3 * np.abs(one).max())
+        assert not np.allclose(one, moved.score(step, i, j), atol=2e-3 * np.abs(one).max())

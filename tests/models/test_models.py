@@ -28,7 +28,9 @@ from toffee_dist.cluster.mapping import runner
 from toffee_dist.errors import TooLargeError
 from toffee_dist.kernels.solvers import solve_slices
 from toffee_dist.models import MODELS, FitContext, find_model, fit, fit_staged, reductions
-from toffee_dist.models.rescal import RescalFit, iter_blocks, load_block, save_block, solve_rescal
+from toffee_dist.models.paper import CELL_BYTES
+from toffee_dist.models.rescal import RescalFit, solve_rescal
+from toffee_dist.models.rescal.blocks import iter_blocks, load_block, save_block
 from toffee_dist.settings import (
     MODEL_OUTPUTS,
     FitSettings,
@@ -80,7 +82,7 @@ def dense(tensor: TemporalTensor) -> Any:
 def test_rescal_makes_the_updates_of_its_twin(
     directed: bool, per_block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toffee_dist.models.rescal.BLOCK_BYTES", per_block * 8 * 9)
+    monkeypatch.setattr("toffee_dist.models.rescal.blocks.BLOCK_BYTES", per_block * 8 * 9)
     tensor = random_tensor(1, 9, 7, 60, directed=directed)
     start = np.random.default_rng(0).standard_normal((9, 3))
     found, ours = rescal(tensor, DOUBLE, start=start)
@@ -120,7 +122,7 @@ def test_rescal_finds_what_was_planted() -> None:
 def test_workers_give_the_same_to_the_bit(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toffee_dist.models.rescal.BLOCK_BYTES", 3 * 4 * 16)
+    monkeypatch.setattr("toffee_dist.models.rescal.blocks.BLOCK_BYTES", 3 * 4 * 16)
     tensor = random_tensor(2, 30, 12, 300)
     monkeypatch.setattr("toffee_dist.models.ctdne.WALKS_PER_TASK", 20)
     options = quick(model, rank=4, max_iter=5)
@@ -137,7 +139,7 @@ def test_workers_give_the_same_to_the_bit(
 def test_nothing_large_goes_through_the_scheduler(
     model: str, directed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toffee_dist.models.rescal.BLOCK_BYTES", 2 * 4 * 64)
+    monkeypatch.setattr("toffee_dist.models.rescal.blocks.BLOCK_BYTES", 2 * 4 * 64)
     # The network of hnip has as many inputs as there are nodes.
     rank, n_nodes = (8, 8000) if model != "hnip" else (32, 2000)
     stage_tensor(random_tensor(3, n_nodes, 6, 20_000, directed=directed), tmp_path / "tensor")
@@ -164,7 +166,7 @@ class KilledError(Exception):
 
 @pytest.mark.parametrize("model", VECTORS)
 def test_a_fit_that_was_killed_goes_on(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toffee_dist.models.rescal.BLOCK_BYTES", 3 * 4 * 16)
+    monkeypatch.setattr("toffee_dist.models.rescal.blocks.BLOCK_BYTES", 3 * 4 * 16)
     stage_tensor(random_tensor(2, 30, 12, 300), tmp_path / "tensor")
     monkeypatch.setattr("toffee_dist.models.ctdne.WALKS_PER_TASK", 20)
     options = quick(model, rank=4, max_iter=6)
@@ -432,6 +434,28 @@ def test_the_paper_to_the_letter(graph: Events, rank: int) -> None:
     np.testing.assert_allclose(
         expected, (slices[0].A @ slices[0].R).real, atol=1e-9 * (1 + np.abs(expected).max(initial=0))
     )
+
+
+def test_the_paper_has_a_task_per_slice_and_blocks_of_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensor = random_tensor(2, 30, 12, 300, entry="count", pair_weight="raw")
+    options = FitSettings(rank=4)
+    whole = fit("toffee-paper", tensor, options)
+    stage_tensor(tensor, tmp_path / "tensor")
+    counts: dict[str, int] = {}
+
+    def counted(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            counts[function.__name__] = counts.get(function.__name__, 0) + 1
+            yield function(item)
+
+    # Seven nodes per block.
+    monkeypatch.setattr("toffee_dist.models.paper.BLOCK_BYTES", 7 * CELL_BYTES * 12 * 4)
+    context = FitContext(str(tmp_path / "tensor"), str(tmp_path / "fit"), options, counted)
+    found = context.read_embedding(fit_staged("toffee-paper", context))
+    assert counts == {"write_sizes": 1, "solve": 7, "multiply": 5, "join": 1}
+    np.testing.assert_allclose(found.source, whole.source, rtol=1e-6, atol=1e-6)
 
 
 def test_the_estimator_of_the_paper_is_its_model() -> None:

@@ -21,8 +21,7 @@ from toffee_dist import load_run
 from toffee_dist.cli import cli
 from toffee_dist.errors import ConfigError, InputError, QualityError, UnfinishedError
 from toffee_dist.kernels.align import row_cosines
-from toffee_dist.refresh import compare
-from toffee_dist.refresh.compare import measure_drift
+from toffee_dist.refresh import drift
 from toffee_dist.refresh.history import describe_runs, roll_back
 from toffee_dist.refresh.job import refresh
 from toffee_dist.refresh.window import find_window
@@ -485,7 +484,7 @@ def test_resume_of_a_night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for day in (28, 29):
         refresh(night(edges, out, as_of=str(FIRST + day * DAY)))
     with monkeypatch.context() as patch:
-        patch.setattr(compare, "measure_drift", _fail)
+        patch.setattr(drift, "measure_block", _fail)
         with pytest.raises(UnfinishedError):
             refresh(night(edges, out, as_of=str(FIRST + 30 * DAY)))
     cut, other = find_unfinished(out), load_run(out).path.name
@@ -506,14 +505,14 @@ def test_a_run_published_meanwhile_is_not_replaced(tmp_path: Path, monkeypatch: 
     for day in (28, 29):
         refresh(night(edges, out, as_of=str(FIRST + day * DAY)))
     first = list_runs(out)[0]
-    measure = measure_drift
+    measure = drift.measure_block
 
     def publish_another(task: Any) -> Any:
         # As somebody would who took over a lock that was not renewed.
         point_to(first)
         return measure(task)
 
-    monkeypatch.setattr(compare, "measure_drift", publish_another)
+    monkeypatch.setattr(drift, "measure_block", publish_another)
     with pytest.raises(UnfinishedError, match="published meanwhile"):
         refresh(night(edges, out, as_of=str(FIRST + 30 * DAY)))
     assert find_run(out).run_id == first.run_id

@@ -64,7 +64,8 @@ def ids_of(run: Run) -> list[Any]:
 
 
 def test_word2vec(numbers: Run, odd: Run, tmp_path: Path) -> None:
-    [path] = numbers.export("word2vec", tmp_path / "vectors.txt")
+    path, beside = numbers.export("word2vec", tmp_path / "vectors.txt")
+    assert json.loads(beside.read_text())["space_id"] == numbers.space_id
     head, *lines = path.read_text().splitlines()
     assert head == f"{numbers.n_nodes} 4"
     assert [line.split(" ")[0] for line in lines] == [str(i) for i in ids_of(numbers)]
@@ -73,7 +74,7 @@ def test_word2vec(numbers: Run, odd: Run, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="word2vec text cannot hold"):
         odd.export("word2vec", tmp_path / "odd.txt")
     # Whole or not at all.
-    assert [item.name for item in tmp_path.iterdir()] == ["vectors.txt"]
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["vectors.txt", "vectors.txt.json"]
 
 
 def test_numpy(odd: Run, numbers: Run, tmp_path: Path) -> None:
@@ -84,6 +85,7 @@ def test_numpy(odd: Run, numbers: Run, tmp_path: Path) -> None:
         assert vectors.flags.c_contiguous
         np.testing.assert_array_equal(vectors, run.embedding.numpy())
         assert ids.tolist() == ids_of(run)
+        assert json.loads((to / "space.json").read_text())["space_id"] == run.space_id
     odd.export("numpy", tmp_path / "targets", role="target")
     targets = np.load(tmp_path / "targets" / "vectors.npy", allow_pickle=False)
     np.testing.assert_array_equal(targets, odd.embedding_target.numpy())
@@ -121,8 +123,9 @@ def test_duckdb_reads_the_parquet_files(odd: Run, tmp_path: Path) -> None:
     [script] = odd.export("duckdb", tmp_path / "views.sql")
     with duckdb.connect() as connection:
         connection.execute(script.read_text())
-        rows = connection.execute("SELECT node_id, embedding FROM embedding").fetchall()
+        rows = connection.execute("SELECT node_id, embedding, space_id FROM embedding").fetchall()
         assert sorted(row[0] for row in rows) == sorted(ids_of(odd))
+        assert {row[2] for row in rows} == {odd.space_id}
         [(count,)] = connection.execute("SELECT count(*) FROM trajectory WHERE step = 3").fetchall()
         assert count == odd.n_nodes
         near = connection.execute(
@@ -269,6 +272,28 @@ def test_postgres_reads_what_was_written(
         for name, vector in zip(ids_of(run), vectors, strict=True):
             np.testing.assert_array_equal(np.array(found[name], np.float32), vector)
         assert not mark.exists()
+        assert running.ask("SELECT DISTINCT space_id FROM toffee_embedding") == [run.space_id]
+        # Vectors of another space are refused by the database.
+        other = f"INSERT INTO toffee_embedding VALUES ('other', '[1,2,3,4]', '{'0' * 32}')"
+        mixed = running.psql("-c", other)
+        assert mixed.returncode == 1
+        assert "violates check constraint" in mixed.stderr
+        # Its own index finds the neighbours that we find, and so does a scan.
+        running.ask("CREATE INDEX ON toffee_embedding USING hnsw (embedding vector_cosine_ops)")
+        ours = run.neighbors("n3", 5)
+        [query] = running.ask("SELECT embedding::text FROM toffee_embedding WHERE node_id = 'n3'")
+        asked = (
+            f"SELECT json_build_array(node_id, 1 - (embedding <=> '{query}')) FROM toffee_embedding "
+            "WHERE node_id <> 'n3' AND vector_norm(embedding) > 0 "
+            f"ORDER BY embedding <=> '{query}' LIMIT 5"
+        )
+        for way, plan in (("seqscan", "Index Scan"), ("indexscan", "Sort")):
+            running.ask(f"ALTER ROLE owner SET enable_{way} = off")
+            assert any(plan in line for line in running.ask(f"EXPLAIN {asked}"))
+            near = [json.loads(row) for row in running.ask(asked)]
+            running.ask(f"ALTER ROLE owner RESET enable_{way}")
+            assert [row[0] for row in near] == ours["node_id"].to_list()
+            np.testing.assert_allclose([row[1] for row in near], ours["similarity"], atol=1e-6)
         # A second time: the table is there, nothing is added, nothing is run.
         again = running.psql("-f", str(copy))
         assert again.returncode == 3
@@ -338,7 +363,7 @@ def test_two_spaces(tmp_path: Path) -> None:
     run.export("numpy", tmp_path / "matrix")
     spaces = np.load(tmp_path / "matrix" / "spaces.npy", allow_pickle=False)
     assert spaces.tolist() == run.nodes.polars().sort("row").collect()["space"].to_list()
-    [path] = run.export("word2vec", tmp_path / "vectors.txt")
+    path, _ = run.export("word2vec", tmp_path / "vectors.txt")
     names = [line.split(" ")[0] for line in path.read_text().splitlines()[1:]]
     assert names[0].startswith("source/x")
     assert len(set(names)) == run.n_nodes

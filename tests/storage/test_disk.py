@@ -24,6 +24,8 @@ from toffee_dist.storage.disk import Disk, using_disk
 from toffee_dist.storage.files import append_line, read_array, save_array, write_json
 from toffee_dist.storage.runs import find_unfinished
 from toffee_dist.storage.slices import is_finished, write_sealed
+from toffee_dist.storage.tensors import check_tensor, open_tensor, stage_tensor
+from toffee_dist.tensor import TemporalTensor
 
 
 class OrderedDisk(WatchedDisk):
@@ -231,3 +233,19 @@ def test_faults_and_power_cuts_lose_nothing() -> None:
     assert found["injected"] >= 28
     assert found["crash_states"] > 3
     assert [found[name] for name in ("lost", "different", "internal_errors", "hangs")] == [0] * 4, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("indices", 7), ("indices", -1), ("steps", 9), ("indptr", 5), ("tube_ptr", -3)]
+)
+def test_a_staged_tensor_that_leads_elsewhere(tmp_path: Path, name: str, value: int) -> None:
+    stage_tensor(TemporalTensor.from_events([0, 1, 2], [1, 2, 0], [0, 1, 2]), tmp_path)
+    check_tensor(tmp_path)
+    array = np.load(tmp_path / f"{name}.npy")
+    array[1] = value
+    np.save(tmp_path / f"{name}.npy", array)
+    with pytest.raises(InputError, match=name):
+        check_tensor(tmp_path)
+    np.save(tmp_path / f"{name}.npy", array[:-1])
+    with pytest.raises(InputError, match="no staged tensor"):
+        open_tensor(tmp_path)

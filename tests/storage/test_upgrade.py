@@ -27,7 +27,7 @@ from toffee_dist.refresh.history import describe_runs, roll_back
 from toffee_dist.refresh.job import refresh
 from toffee_dist.settings import RuntimeSettings
 from toffee_dist.storage.manifest import FORMAT
-from toffee_dist.storage.runs import find_unfinished
+from toffee_dist.storage.runs import find_unfinished, list_runs
 from toffee_dist.storage.tensors import open_tensor
 
 
@@ -134,3 +134,22 @@ def test_a_later_tensor_is_refused(old: Path) -> None:
     header.write_text(json.dumps(json.loads(header.read_text()) | {"format": FORMAT + 1}))
     with pytest.raises(InputError, match="has a later format"):
         open_tensor(header.parent)
+
+
+@pytest.mark.job
+def test_its_space_has_an_id_that_the_chain_keeps(old: Path) -> None:
+    """By the first run of its chain; what this version adds to the chain is of the same space."""
+    alone = load_run(old / "embed").space_id
+    first, second = (load_run(run.path) for run in list_runs(old / "nights"))
+    assert first.space_id == second.space_id != alone
+    assert load_run(old / "embed").space_id == alone
+    refresh(night(old / "edges", old / "nights", rank=4, last="14d", as_of="2026-01-26", min_links=5))
+    third = load_run(old / "nights")
+    assert third.manifest.run_id not in (first.manifest.run_id, second.manifest.run_id)
+    assert third.space_id == second.space_id
+    # Its files say it; those of before do not, and are read by the word of their manifest.
+    assert "space_id" in third.embedding.schema()
+    assert "space_id" not in second.embedding.schema()
+    assert third.join(second).collect().height == second.n_nodes
+    with pytest.raises(InputError, match="vectors of another space"):
+        load_run(old / "embed", third.space_id)

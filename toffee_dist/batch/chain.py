@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from toffee_dist.batch.plan import Shape, Stage
+from toffee_dist.limits import Limits
 from toffee_dist.storage.manifest import Following, RefreshRecord
 from toffee_dist.storage.slices import NO_STARTS, Starts, ZeroSlice
 
@@ -31,7 +32,7 @@ class Chain:
         """Whether vectors are turned onto those of the previous run."""
         return False
 
-    def stages(self, shape: Shape) -> Sequence[Stage]:
+    def stages(self, shape: Shape, limits: Limits) -> Sequence[Stage]:
         """Return what the chain adds to the plan."""
         return ()
 
@@ -45,6 +46,10 @@ class Chain:
 
     def align(self, job: Job, zero: ZeroSlice | None) -> None:
         """Find the rotation onto the previous run."""
+
+    def space(self) -> str:
+        """Return the id of the space that the vectors were turned into; empty: into none."""
+        return ""
 
     def finish(self, job: Job, zero: ZeroSlice | None) -> RefreshRecord | None:
         """Set the run beside earlier ones; return what was found, with the reasons not to publish it."""

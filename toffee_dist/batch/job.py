@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from toffee_dist.batch.blocks import BlockMatrix, MatrixTask, cut_matrix, matrix_folder
+from toffee_dist.batch.listeners import telling
 from toffee_dist.batch.plan import Plan, Shape, slices_in_blocks
 from toffee_dist.batch.sharded import solve_sharded
 from toffee_dist.batch.solve import BasisTask, SolveTask, solve_batch, write_basis
 from toffee_dist.cluster.client import open_cluster
 from toffee_dist.cluster.mapping import runner
 from toffee_dist.cluster.traces import Traces, open_traces
-from toffee_dist.cluster.workers import Worker, ask_workers, compare_blas, find_dashboard
+from toffee_dist.cluster.workers import Worker, ask_workers, compare_blas, find_dashboard, peak_bytes
 from toffee_dist.kernels.embedding import TimeWeights
 from toffee_dist.limits import LIMITS, Limits
 from toffee_dist.progress import Progress
@@ -28,6 +29,7 @@ from toffee_dist.storage.files import FileSeal
 from toffee_dist.storage.manifest import Metrics
 from toffee_dist.storage.paths import as_remote
 from toffee_dist.storage.runs import RunFolder
+from toffee_dist.storage.spaces import Spaces
 from toffee_dist.tasks import RunTasks
 from toffee_dist.timegrid import TimeGrid
 from toffee_dist.units import parse_bytes
@@ -43,6 +45,7 @@ class Outcome:
     reused: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     passes: dict[str, int] = field(default_factory=dict)
+    peaks: dict[str, int] = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)
 
     def metrics(self) -> Metrics:
@@ -54,6 +57,7 @@ class Outcome:
             reused=self.reused,
             seconds={name: round(value, 3) for name, value in self.seconds.items()},
             passes=self.passes or None,
+            peaks=self.peaks or None,
             **self.figures,
         )
 
@@ -73,6 +77,8 @@ class Job:
         Where tasks run.
     shape, grid, bounds, plan, outcome
         Known when the edges are staged; `bounds` are the rows at which slices are cut into blocks.
+    spaces
+        Known when the vectors are; the ids of the spaces that they are in.
     slices : names of the slices that the run has, in the order of their solving
     seals : of the parts that were read back, by the way from the run to each
     """
@@ -82,6 +88,7 @@ class Job:
     bounds: tuple[int, ...]
     plan: Plan
     outcome: Outcome
+    spaces: Spaces
 
     def __init__(
         self, config: JobConfig, run: RunFolder, progress: Progress, limits: Limits, stack: ExitStack
@@ -121,6 +128,13 @@ class Job:
             yield self.tasks(done)
         spent = self.outcome.seconds
         spent[name] = spent.get(name, 0.0) + time.monotonic() - began
+        self.note_peak(name)
+
+    def note_peak(self, name: str) -> None:
+        """Write down the most memory that one worker had until the end of a stage."""
+        peak = peak_bytes(self.client)
+        if peak is not None:
+            self.outcome.peaks[name] = peak
 
     def map(self, stage: str, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         """Run one map of tasks."""
@@ -197,8 +211,13 @@ def open_job(
     config: JobConfig, run: RunFolder, progress: Progress | None = None, limits: Limits = LIMITS
 ) -> Iterator[Job]:
     """Give the job of a run, connected; its cluster is closed whatever happens."""
-    with open_traces(config.traces, run.run_id) as traces, ExitStack() as stack:
-        job = Job(config, run, progress or Progress(), limits, stack)
+    progress = progress or Progress()
+    with (
+        telling(config, run, progress),
+        open_traces(config.traces, run.run_id) as traces,
+        ExitStack() as stack,
+    ):
+        job = Job(config, run, progress, limits, stack)
         job.traces = traces
         job.connect(config)
         if dashboard := find_dashboard(job.client):

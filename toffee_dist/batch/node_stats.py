@@ -99,7 +99,7 @@ def write_node_stats(task: NodeStatsTask) -> NodeSums:
             energies[at] = float(energy.sum())
     seals: dict[str, FileSeal] = {}
     for name, array in arrays.items():
-        path = _place(run, task, name)
+        path = place_of(run, name, block.bounds, block.index)
         seals[path.name] = save_array(path, array)
     sums = NodeSums(int((degree > 0).sum()), _pair(missed), _pair(energies), _pair(folds))
     write_sealed_record(record, _pack(sums), seals)
@@ -132,7 +132,7 @@ def _role(
     if not task.directed:
         others = _multiply(task, rows, array_path(run.slices, ours, zero.name), len(S))
     inner = np.einsum("ir,ir->i", left, product, dtype=np.float64)
-    missed = energy - 2 * inner + np.square(left, dtype=np.float64).sum(axis=1)
+    missed = energy - 2 * inner + np.einsum("ir,ir->i", left, left, dtype=np.float64)
     share = np.divide(missed, energy, out=np.ones_like(energy), where=energy > 0)
     sums = FoldSums.of(left, others)
     return np.maximum(share, 0).astype(np.float32), float(missed[energy > 0].sum()), sums
@@ -169,9 +169,10 @@ def _first_last(rows: Rows) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     return first, last
 
 
-def _place(run: RunFolder, task: NodeStatsTask, name: str) -> Path:
+def place_of(run: RunFolder, name: str, bounds: Sequence[int], index: int) -> Path:
+    """Return where the numbers of a block of nodes are; a graph that is one block has one file."""
     path = run.node_stat(name)
-    return path if task.block.alone else block_of(path, task.block.index)
+    return path if len(bounds) == 2 else block_of(path, index)
 
 
 def _pair(values: Sequence[Any]) -> tuple[Any, Any]:

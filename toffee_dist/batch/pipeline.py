@@ -13,11 +13,12 @@ and resumes one; where the tasks run changes no byte.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from toffee_dist.batch import changes, node_stats, solve, tables, trajectory, write_outputs
+from toffee_dist.batch import changes, choose, node_stats, solve, tables, trajectory, write_outputs
 from toffee_dist.batch import seal as sealing
 from toffee_dist.batch.blocks import find_bounds
 from toffee_dist.batch.chain import NO_CHAIN, Chain
@@ -36,9 +37,10 @@ from toffee_dist.limits import LIMITS, Limits
 from toffee_dist.models import FitContext, find_model, fit_staged
 from toffee_dist.progress import Progress
 from toffee_dist.report.task import ReportTask, try_report
-from toffee_dist.settings import EdgeSettings, FitSettings, JobConfig, RuntimeSettings
+from toffee_dist.settings import EdgeSettings, FitSettings, JobConfig, JobRuntimeSettings
 from toffee_dist.storage.changes import ALERT_RATE
 from toffee_dist.storage.files import check_writable, copy_tree
+from toffee_dist.storage.forgotten import check_no_erasure, read_forgotten
 from toffee_dist.storage.lock import hold_lock
 from toffee_dist.storage.manifest import (
     FileRecord,
@@ -52,6 +54,8 @@ from toffee_dist.storage.manifest import (
 from toffee_dist.storage.paths import to_path
 from toffee_dist.storage.runs import RunFolder, lacks_pointer, new_run, point_to
 from toffee_dist.storage.slices import REDUCED, Starts, ZeroSlice, slice_name
+from toffee_dist.storage.spaces import make_spaces
+from toffee_dist.storage.tensors import check_tensor, digest_tensor
 from toffee_dist.words import hide_in, show_line
 
 
@@ -62,6 +66,7 @@ def run_job(job: Job, chain: Chain = NO_CHAIN) -> Outcome:
     zero = fit_zero(job, chain.starts(job))
     write_node_stats(job, zero)
     chain.align(job, zero)
+    find_spaces(job, chain)
     chosen = choose_frequencies(job)
     solve_others(job, chosen, chain.starts(job))
     filter_in_time(job)
@@ -105,9 +110,10 @@ def run_locked(
 ) -> Outcome:
     """Start a new run of the input of this fingerprint, for whoever holds the lock of `config.out`."""
     check_mode(config.mode)
+    check_no_erasure(to_path(config.out))
     run = new_run(to_path(config.out))
     # A folder of runs is data: where a job runs is not written there, nor read from there.
-    asked = config.model_dump(mode="json", exclude=set(RuntimeSettings.model_fields))
+    asked = config.model_dump(mode="json", exclude=set(JobRuntimeSettings.model_fields))
     kept = hide_in(asked)
     run.write_job(
         JobRecord(
@@ -156,7 +162,9 @@ BEFORE_OPTIONS = {"trajectory_by": "als"}
 
 def asked_for(record: JobRecord) -> dict[str, Any]:
     """Return the settings of a run's start, without any that say where it runs."""
-    asked = {name: value for name, value in record.config.items() if name not in RuntimeSettings.model_fields}
+    asked = {
+        name: value for name, value in record.config.items() if name not in JobRuntimeSettings.model_fields
+    }
     return {**BEFORE_OPTIONS, **asked}
 
 
@@ -168,6 +176,7 @@ def resume_locked(
         raise InputError(
             "nothing to resume", got=f"run {run.run_id} is complete", remedy="Somebody else has finished it."
         )
+    check_no_erasure(run.out)
     record = run.read_job()
     known = {name: value for name, value in asked_for(record).items() if name in JobConfig.model_fields}
     config = JobConfig.read({**known, **where})
@@ -211,12 +220,13 @@ def stage_edges(job: Job, chain: Chain) -> None:
     """Read the edges into a staged tensor, unless that was done."""
     config, staged = job.config, job.run.staged
     if staged.complete:
+        check_tensor(staged.tensor)
         return
 
     def check(n_nodes: int, n_steps: int) -> None:
         # As soon as the nodes are counted: hours of reading must not come before a refusal.
         shape = Shape(n_nodes, n_steps, n_nodes, n_nodes, not config.undirected, rows=0, exact=False)
-        plan = make_plan(shape, config, chosen=1, limits=job.limits, more=chain.stages(shape))
+        plan = make_plan(shape, config, chosen=1, limits=job.limits, more=chain.stages(shape, job.limits))
         # Auto takes as few threads as fit.
         job.check_memory(plan, threads=1 if config.mode == "auto" else None)
 
@@ -224,7 +234,8 @@ def stage_edges(job: Job, chain: Chain) -> None:
     job.run.remove(staged.path)
     with job.traces.stage("ingest", job.client), job.progress.stage("ingest") as done:
         edges = config.changed(known=chain.known_nodes(job))
-        ingest(edges, staged.path, job.tasks(done), job.progress.say, check, job.limits)
+        forgotten = read_forgotten(job.run.out)
+        ingest(edges, staged.path, job.tasks(done), job.progress.say, check, job.limits, forgotten)
 
 
 def settle(job: Job, chain: Chain) -> None:
@@ -232,8 +243,9 @@ def settle(job: Job, chain: Chain) -> None:
     config, record = job.config, job.run.staged.read()
     job.shape, job.grid = Shape.of(record.summary, not config.undirected), record.grid
     job.bounds = find_bounds(str(job.run.staged.tensor), job.limits)
-    job.plan = make_plan(job.shape, config, limits=job.limits, more=chain.stages(job.shape))
+    job.plan = make_plan(job.shape, config, limits=job.limits, more=chain.stages(job.shape, job.limits))
     job.outcome = Outcome(job.run, job.plan)
+    job.note_peak("ingest")
     job.plan.check_disk(free_bytes(job.run.path))
     if config.mode == "auto":
         memory = job.allowed_memory(job.workers[0].memory)
@@ -288,13 +300,33 @@ def write_node_stats(job: Job, zero: ZeroSlice | None) -> None:
     job.outcome.figures |= figures
 
 
+def find_spaces(job: Job, chain: Chain) -> None:
+    """Name the spaces that the vectors are in, by what they are made of or by what they follow."""
+    [tensor] = job.map("space", digest_tensor, [str(job.run.staged.tensor)])
+    outputs = wanted_parts(job.config, job.shape.directed)
+    job.spaces = make_spaces(job.config, outputs, tensor, chain.space())
+
+
 def choose_frequencies(job: Job) -> tuple[int, ...]:
     """Choose the frequencies of the trajectory; none where there is none."""
     run = job.run
     if "trajectory" not in job.config.outputs:
         return ()
-    item = solve.ChoiceTask(str(run.staged.tensor), str(run.slices), job.config.freqs, str(run.frequencies))
-    [record] = job.map("choose", solve.choose, [item])
+    first = choose.ChoiceTask(
+        str(run.staged.tensor),
+        str(run.slices),
+        job.bounds,
+        0,
+        job.shape.directed,
+        job.shape.n_steps,
+        job.config.freqs,
+        str(run.frequencies),
+    )
+    record = choose.read_choice(first)
+    if record is None:
+        blocks = (replace(first, index=index) for index in range(len(job.bounds) - 1))
+        job.map("choose", choose.add_up_block, blocks)
+        [record] = job.map("choose", choose.make_choice, [first])
     job.outcome.figures |= {"freqs": len(record.freqs), "energy_kept": record.energy_kept}
     share = f"{len(record.freqs):,} of {count_freqs(job.shape.n_steps):,} frequencies"
     if job.config.filtered:
@@ -321,7 +353,8 @@ def filter_in_time(job: Job) -> None:
         for index, (start, stop) in enumerate(pairwise(cuts))
     ]
     job.map("filter", trajectory.write_block, blocks)
-    kernel = trajectory.KernelTask(str(run.path), cuts, config.causal, config.denoise)
+    space = job.spaces.outputs["trajectory"]
+    kernel = trajectory.KernelTask(str(run.path), cuts, config.causal, config.denoise, space)
     [record] = job.map("kernel", trajectory.learn_kernels, [kernel])
     job.outcome.figures["movement_kept"] = record.kept
     job.progress.say(f"trajectory: {record.kept:.1%} of the movement stands out of the noise")
@@ -386,6 +419,8 @@ def write_parts(job: Job, zero: ZeroSlice | None, chosen: tuple[int, ...], rotat
                 raw=config.gauge == "none",
                 rotated=rotated,
                 steps=steps,
+                space_id=job.spaces.outputs[output],
+                lists=config.vectors == "list",
             )
             for part in iter_parts(shape.n_nodes, rows)
         ]
@@ -451,6 +486,8 @@ def _describe(job: Job, ingested: IngestRecord, refresh: RefreshRecord | None) -
         summary=ingested.summary,
         grid=ingested.grid,
         outputs=tuple(wanted_parts(job.config, job.shape.directed)),
+        space_id=job.spaces.space_id,
+        spaces=job.spaces.outputs,
         refresh=refresh,
         metrics=job.outcome.metrics(),
     )

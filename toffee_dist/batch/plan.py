@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from toffee_dist.batch.block_cost import BlockCost, block_bytes, solve_in_blocks
-from toffee_dist.batch.blocks import count_blocks
+from toffee_dist.batch.blocks import ROW_PAIRS, count_blocks, work_of_a_block
 from toffee_dist.batch.trajectory import ENTRY_BYTES, dense_bytes
 from toffee_dist.batch.trajectory_cost import count_dense, describe_ways, filter_costs, watch_costs
 from toffee_dist.batch.write_outputs import OutputFolder
@@ -33,6 +33,8 @@ INGEST_BYTES = 200 * MIB
 SECONDS_TALL, SECONDS_PAIR, SECONDS_SMALL, SECONDS_SLICE = 7.5e-9, 2e-8, 4.5e-7, 0.03
 # Seconds of ingest per row (benchmarks/ingest.py), and bytes per second to and from storage.
 SECONDS_ROW, BYTES_PER_SECOND = 5e-7, 2e8
+# Rows of vectors that comparing runs holds: two row groups, their copies in double, two samples.
+COMPARED_ROWS = 200_000
 # Below this many seconds of solving, processes start more slowly than they save.
 PROCESSES_PAY = 10.0
 
@@ -395,19 +397,18 @@ def _solve_stages(
         # R, AᴴV and their product.
         stages.append(Stage("basis", "singular vectors", alone, 7 * tall + 3 * square, alone * tall / 1e8, 0))
     if "trajectory" in settings.outputs:
-        entries, pairs = shape.n_entries, shape.n_pairs
+        rows, pairs = _block_shape(shape, limits)
+        # U and V of the block and of a tile, their leading directions in double; the pairs; C(t).
         stages.append(
             Stage(
                 "choose",
                 f"which frequencies the trajectory needs ({settings.freqs})",
-                tasks=1,
-                task_bytes=2 * tall
-                + 24 * entries
-                + 40 * pairs
-                + 512 * n
+                tasks=count_blocks(n, shape.n_pairs, limits),
+                task_bytes=rows * (4 * settings.rank * item + 640)
+                + 48 * pairs
                 + 6000 * shape.n_steps
                 + 4 * BLOCK_BYTES,
-                seconds=2e-8 * pairs * shape.n_steps,
+                seconds=2e-8 * shape.n_pairs * shape.n_steps,
                 disk=0,
             )
         )
@@ -485,19 +486,31 @@ def _table_stage(shape: Shape, settings: ModelSettings, n_freqs: int, limits: Li
     )
 
 
-def compare_stage(shape: Shape, settings: ModelSettings) -> Stage:
+def compare_stage(shape: Shape, settings: ModelSettings, limits: Limits = LIMITS) -> Stage:
     """Return the stage in which a refresh is set beside earlier runs."""
     n, item = shape.n_nodes, _item(settings)
     tall = n * settings.rank
+    rows, pairs = _block_shape(shape, limits)
+    # Rows of vectors pass through in row groups; those of the samples are held.
+    held = min(n, COMPARED_ROWS) * settings.rank * item
     return Stage(
         "compare",
         "axes of the previous run, held-out links, drift",
-        tasks=2,
-        # The rotation: a sum of products, its singular vectors and their work; measured 8 such arrays.
-        task_bytes=2 * item * tall + 120 * n + 40 * shape.n_pairs + 10 * _square_bytes(settings),
+        tasks=count_blocks(n, shape.n_pairs, limits),
+        # Which rows are still there; cosines, norms, degrees and their order. The rotation: a sum of
+        # products, its singular vectors and their work; measured 8 such arrays.
+        task_bytes=9 * n + 160 * rows + 40 * pairs + held + 10 * _square_bytes(settings),
         seconds=4 * item * tall / BYTES_PER_SECOND,
         disk=64 * n,
     )
+
+
+def _block_shape(shape: Shape, limits: Limits) -> tuple[int, int]:
+    """Return the most rows and the most pairs that a block of nodes has."""
+    if count_blocks(shape.n_nodes, shape.n_pairs, limits) == 1:
+        return shape.n_nodes, shape.n_pairs
+    work = work_of_a_block(shape.n_nodes, shape.n_pairs, limits)
+    return min(shape.n_nodes, work // ROW_PAIRS), min(shape.n_pairs, work)
 
 
 def solve_bytes(shape: Shape, settings: ModelSettings, *, real: bool, batch: int) -> int:

@@ -38,14 +38,20 @@ from toffee_dist.kernels.spmm import multiply_tiles
 from toffee_dist.storage.blocks import (
     MatrixFolder,
     block_of,
-    map_array,
     pack_array,
     read_sealed_record,
     unpack_array,
     write_bounds,
     write_sealed_record,
 )
-from toffee_dist.storage.files import FileSeal, is_whole, remove_file, remove_tree, save_array
+from toffee_dist.storage.files import (
+    FileSeal,
+    is_whole,
+    map_array,
+    remove_file,
+    remove_tree,
+    save_array,
+)
 from toffee_dist.storage.paths import to_path
 from toffee_dist.storage.slices import (
     NO_STARTS,
@@ -129,12 +135,15 @@ class PassRecord:
         Whether there was what to start from.
     seal
         Of the rows, where they were written.
+    moved
+        Bytes of tall arrays and of the matrix that it has opened, and written.
     """
 
     arrays: tuple[NDArray[Any], ...]
     made: bool = True
     fits: bool = True
     seal: FileSeal | None = None
+    moved: int = 0
 
 
 def run_pass(task: PassTask) -> PassRecord:
@@ -142,10 +151,11 @@ def run_pass(task: PassTask) -> PassRecord:
     record = to_path(f"{task.record}.{task.index:05d}.json") if task.record else None
     if record is not None and (found := read_sealed_record(record)) is not None:
         return PassRecord(tuple(unpack_array(packed) for packed in found["arrays"]), made=False)
-    Y = _compute(task)
+    opened = _Opened()
+    Y = _compute(task, opened)
     if Y is None:
         return PassRecord((), fits=False)
-    arrays = [gram(map_array(block_of(to_path(path), task.index)), Y) for path in task.against]
+    arrays = [gram(opened.map(block_of(to_path(path), task.index)), Y) for path in task.against]
     if task.own:
         arrays.insert(0, gram(Y, Y))
     if task.largest:
@@ -156,10 +166,24 @@ def run_pass(task: PassTask) -> PassRecord:
     if record is not None:
         data = {"arrays": [pack_array(array) for array in arrays]}
         write_sealed_record(record, data, {} if seal is None else {path.name: seal})
-    return PassRecord(tuple(arrays), seal=seal)
+    written = 0 if seal is None else seal.bytes
+    return PassRecord(tuple(arrays), seal=seal, moved=opened.bytes + written)
 
 
-def _compute(task: PassTask) -> Tall | None:
+class _Opened:
+    """Opens arrays, and counts their bytes: what a store would send."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def map(self, path: Path) -> NDArray[Any]:
+        """Return an array on storage."""
+        array = map_array(path)
+        self.bytes += array.nbytes
+        return array
+
+
+def _compute(task: PassTask, opened: _Opened) -> Tall | None:
     """Return the rows of a block."""
     start, stop = task.rows
     if task.random is not None:
@@ -178,7 +202,9 @@ def _compute(task: PassTask) -> Tall | None:
     total: Tall | None = None
     at = 0
     for spec in task.terms:
-        part = _multiply(task, spec) if spec.by else map_array(block_of(to_path(spec.tall), task.index))
+        part = (
+            _multiply(task, spec, opened) if spec.by else opened.map(block_of(to_path(spec.tall), task.index))
+        )
         if spec.shape is not None:
             count = spec.shape[0] * spec.shape[1]
             small = smalls[at : at + count].reshape(spec.shape)
@@ -198,15 +224,16 @@ def _scale(part: Tall, small: Small) -> Tall:
     return np.asarray(part * part.real.dtype.type(small[0, 0].real))
 
 
-def _multiply(task: PassTask, spec: TermSpec) -> Tall:
+def _multiply(task: PassTask, spec: TermSpec, opened: _Opened) -> Tall:
     """Return the block's rows of X, or of its adjoint, times a tall array that comes block by block."""
     indptr, indices, values = MatrixFolder(to_path(task.matrix)).load_matrix(
         dict(task.sides)[spec.by], task.index
     )
+    opened.bytes += indptr.nbytes + indices.nbytes + values.nbytes
     tall = to_path(spec.tall)
     columns = map_array(block_of(tall, task.index)).shape[1]
     tiles = (
-        (first, last, map_array(block_of(tall, index)))
+        (first, last, opened.map(block_of(tall, index)))
         for index, (first, last) in enumerate(zip(task.bounds, task.bounds[1:], strict=False))
     )
     return multiply_tiles(indptr, indices, values, tiles, columns)
@@ -230,6 +257,7 @@ class ShardedSlice:
     ----------
     passes, reused, blocks_reused : how many passes there were, how many of them were there already, and of
         the passes that were begun, how many blocks
+    moved : bytes that tasks have opened and written
     """
 
     norm2 = 1.0
@@ -242,7 +270,7 @@ class ShardedSlice:
         self._live: list[str] = []
         self._dropped: list[str] = []
         self._draws = 0
-        self.passes = self.reused = self.blocks_reused = 0
+        self.passes = self.reused = self.blocks_reused = self.moved = 0
         folder.mkdir(parents=True, exist_ok=True)
         self._known = self._find_known()
 
@@ -288,7 +316,8 @@ class ShardedSlice:
         """Write tall·small to its place, in blocks; return the seal of every block, by its number."""
         task = self._task(f"store-{path.name}", [Term(tall, small)], out=str(path))
         # Without a record of its own: what is stored is sealed with the slice.
-        records = self._run(run_pass, self._each(replace(task, record="")))
+        records: list[PassRecord] = list(self._run(run_pass, self._each(replace(task, record=""))))
+        self.moved += sum(record.moved for record in records)
         return {f"{at:05d}": record.seal for at, record in enumerate(records) if record.seal is not None}
 
     # How a pass is done.
@@ -316,6 +345,7 @@ class ShardedSlice:
             )
             records: list[PassRecord] = list(self._run(run_pass, self._each(task)))
             self.blocks_reused += sum(not record.made for record in records)
+            self.moved += sum(record.moved for record in records)
             arrays = _add_up(records, stacked=largest)
         else:
             self.reused += 1
@@ -480,7 +510,8 @@ def solve_sharded(
     remove_tree(passes)
     if not basis:
         remove_tree(to_path(matrix.first.folder))
-    return {"solved": 1, "passes": X.passes, "reused": X.reused, "blocks_reused": X.blocks_reused}
+    counts = {name: getattr(X, name) for name in ("passes", "reused", "blocks_reused", "moved")}
+    return {"solved": 1, **counts}
 
 
 def _is_there(run: RunTasks, folder: Path, name: str, arrays: str) -> bool:

@@ -14,6 +14,10 @@ def plan_json(plan: Plan, workers: int, bandwidth: float) -> dict[str, Any]:
     """Return the plan as plain types, with the figures that size a cluster."""
     return {
         **asdict(plan),
+        "stages": [
+            {**asdict(stage), "seconds_with_workers": stage.seconds_with(workers, bandwidth)}
+            for stage in plan.stages
+        ],
         "task_bytes": plan.task_bytes,
         "mapped_bytes": plan.mapped_bytes,
         "worker_bytes": {threads: plan.worker_bytes(threads) for threads in (1, 2, 4)},

@@ -6,20 +6,14 @@ its result on storage does nothing: so a retry, a lost worker or a resumed run n
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
-from toffee_dist.errors import InputError
 from toffee_dist.kernels.embedding import SUM, TimeWeights
-from toffee_dist.kernels.frequencies import choose_freqs
-from toffee_dist.kernels.gauge import CommonBasis, common_basis, project
+from toffee_dist.kernels.gauge import common_basis, project
 from toffee_dist.kernels.solvers import solve_slices
 from toffee_dist.settings import SolverSettings
-from toffee_dist.storage import parquet
-from toffee_dist.storage.files import read_json, replacing
 from toffee_dist.storage.paths import to_path
 from toffee_dist.storage.slices import (
     NO_STARTS,
@@ -115,60 +109,3 @@ def write_basis(task: BasisTask) -> None:
     basis = common_basis(zero)
     more = {"U": basis.U, "S": basis.S, "V": basis.V, "C": project(zero, basis.V)}
     extend_slice(folder, task.name, more)
-
-
-@dataclass(frozen=True)
-class ChoiceTask:
-    """The choice of frequencies, which needs the basis of the zero slice.
-
-    Parameters
-    ----------
-    tensor, slices
-        Folders of the staged tensor and of the slices.
-    freqs
-        Which to choose: ``auto``, ``all``, ``lowest:K`` or ``strongest:K``.
-    table
-        File that gets a row per frequency.
-    """
-
-    tensor: str
-    slices: str
-    freqs: str
-    table: str
-
-
-@dataclass(frozen=True)
-class ChoiceRecord:
-    """The frequencies chosen, and their exact share of the energy."""
-
-    freqs: tuple[int, ...]
-    energy_kept: float
-
-
-def choose(task: ChoiceTask) -> ChoiceRecord:
-    """Choose the frequencies of the trajectory; leave a table with what each is worth."""
-    tensor, folder = open_tensor(task.tensor), to_path(task.slices)
-    record = folder / "choice.json"
-    if to_path(task.table).exists():
-        # One that is damaged is made again.
-        with suppress(InputError, KeyError, TypeError):
-            data = read_json(record)
-            return ChoiceRecord(tuple(data["freqs"]), data["energy_kept"])
-    U, S, V = (load_rows(array_path(folder, key, slice_name(0))) for key in "USV")
-    choice = choose_freqs(tensor, task.freqs, CommonBasis(U, S, V))
-    n_freqs = len(choice.energies)
-    k = np.arange(n_freqs)
-    parquet.write_parquet(
-        to_path(task.table),
-        {
-            "k": k.astype(np.int32),
-            "period_steps": np.divide(tensor.n_steps, k, out=np.full(n_freqs, np.inf), where=k > 0),
-            "energy": choice.energies,
-            "significance": choice.significances,
-            "chosen": np.isin(k, choice.freqs),
-        },
-    )
-    found = ChoiceRecord(tuple(choice.freqs), choice.energy_kept)
-    with replacing(record) as temporary:
-        temporary.write_text(json.dumps(asdict(found)))
-    return found

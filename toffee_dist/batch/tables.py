@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from toffee_dist.kernels.spectrum import inverse_transform
 from toffee_dist.limits import LIMITS
 from toffee_dist.storage import parquet
+from toffee_dist.storage.earlier import EarlierRows
 from toffee_dist.storage.files import replacing
 from toffee_dist.storage.registry import read_ids
 from toffee_dist.storage.runs import RunFolder
@@ -119,7 +120,7 @@ def write_nodes(run: RunFolder, task: TablesTask) -> None:
     """
     n_nodes = run.staged.read().summary.nodes
     starts = step_starts(task.grid)
-    earlier = _earlier_moments(run, RunFolder.at(task.previous)) if task.previous else None
+    earlier = EarlierRows(run, RunFolder.at(task.previous)) if task.previous else None
 
     def tables() -> Iterator[pa.Table]:
         for start in range(0, n_nodes, task.rows_at_once):
@@ -128,6 +129,7 @@ def write_nodes(run: RunFolder, task: TablesTask) -> None:
                 load_rows(run.node_stat(name), start, stop) for name in ("degree", "first", "last")
             )
             seen = {"first": first, "last": last}
+            known = None if earlier is None else earlier.columns(["first_seen", "last_seen"], start, stop)
             columns = read_ids(run.staged.nodes, start, stop)
             columns |= {
                 "row": pa.array(np.arange(start, stop, dtype=np.int64)),
@@ -138,8 +140,8 @@ def write_nodes(run: RunFolder, task: TablesTask) -> None:
                 mask = steps < 0
                 columns[f"{name}_step"] = pa.array(steps, mask=mask)
                 moments = starts.take(pa.array(np.maximum(steps, 0), mask=mask))
-                if earlier is not None:
-                    before = earlier[f"{name}_seen"].slice(start, stop - start).combine_chunks()
+                if known is not None:
+                    before = known[f"{name}_seen"].combine_chunks()
                     before = pa.concat_arrays([before, pa.nulls(stop - start - len(before), before.type)])
                     first_known = (moments, before) if name == "last" else (before, moments)
                     moments = pc.coalesce(*first_known)
@@ -147,13 +149,6 @@ def write_nodes(run: RunFolder, task: TablesTask) -> None:
             yield pa.table(columns)
 
     parquet.write_stream(run.nodes, tables())
-
-
-def _earlier_moments(run: RunFolder, previous: RunFolder) -> pa.Table:
-    """Return when the nodes of the previous run were first and last seen, in this run's rows."""
-    table = parquet.read_columns(previous.nodes, ["first_seen", "last_seen"])
-    kept = run.read_kept(previous.run_id)
-    return table if kept is None else table.filter(pa.array(kept))
 
 
 def step_starts(grid: TimeGrid) -> pa.Array:

@@ -137,7 +137,9 @@ class BlockTask:
 def write_block(task: BlockTask) -> None:
     """Leave the entries, the basis and the energies of a block, unless they are there."""
     run = RunFolder.at(task.run)
-    if is_finished(run.slices, task.name, ("signal", "noise")) and has_entries(run.compact, task.index):
+    if is_finished(run.slices, task.name, ("signal", "noise", "activity")) and has_entries(
+        run.compact, task.index
+    ):
         return
     V = open_array(basis_path(run, task.basis))
     block = open_tensor(run.staged.tensor).take_rows(task.start, task.stop)
@@ -150,9 +152,10 @@ def write_block(task: BlockTask) -> None:
     pairs = epoch_energies(tubes, task.causal)
     signal = np.concatenate([np.hstack([a.signal, b.signal]) for a, b in zip(found, pairs, strict=True)])
     noise = np.stack([np.append(a.noise, b.noise) for a, b in zip(found, pairs, strict=True)])
+    activity = np.bincount(np.asarray(block.steps), minlength=block.n_steps)
     seals = {
         name: save_array(array_path(run.slices, name, task.name), array, durable=False)
-        for name, array in (("signal", signal), ("noise", noise))
+        for name, array in (("signal", signal), ("noise", noise), ("activity", activity))
     }
     write_sealed(run.slices, task.name, {"report": {}}, seals)
 
@@ -165,6 +168,7 @@ class KernelTask:
     cuts: tuple[int, ...]
     causal: bool
     strength: float
+    space_id: str
 
 
 @dataclass(frozen=True)
@@ -181,10 +185,13 @@ def learn_kernels(task: KernelTask) -> KernelRecord:
     total: list[Energies] = []
     lengths = [padded_length(at) // 2 + 1 for at in epochs(tensor.n_steps, task.causal)]
     edges = np.concatenate([[0], np.cumsum(lengths)])
+    activity = np.zeros(tensor.n_steps, dtype=np.int64)
     for index in range(len(task.cuts) - 1):
-        signal, noise = (
-            load_rows(array_path(run.slices, name, f"block-{index:05d}")) for name in ("signal", "noise")
+        signal, noise, own = (
+            load_rows(array_path(run.slices, name, f"block-{index:05d}"))
+            for name in ("signal", "noise", "activity")
         )
+        activity += own
         parts = [Energies(signal[a:b], row) for a, b, row in zip(edges[:-1], edges[1:], noise, strict=True)]
         total = add_energies(total, parts)
     last = total[-1]
@@ -196,7 +203,15 @@ def learn_kernels(task: KernelTask) -> KernelRecord:
             TimeKernel(both.lags[:, :, part], both.epochs, both.causal)
             for part in (slice(-1), slice(-1, None))
         )
-        write_kernel(run.compact, kernel, pairs, task.cuts, directed=tensor.directed)
+        write_kernel(
+            run.compact,
+            kernel,
+            pairs,
+            activity,
+            task.cuts,
+            directed=tensor.directed,
+            space_id=task.space_id,
+        )
     return KernelRecord(float(passed.sum()) / everything if everything > 0 else 0.0)
 
 

@@ -20,6 +20,7 @@ from toffee_dist.storage.paths import to_path
 from toffee_dist.storage.registry import read_ids
 from toffee_dist.storage.runs import RunFolder
 from toffee_dist.storage.slices import Role, ZeroSlice, array_path, load_rows, slice_name
+from toffee_dist.storage.spaces import SPACE_COLUMN
 from toffee_dist.storage.tensors import open_tensor
 
 OutputFolder = Literal[
@@ -54,6 +55,10 @@ class PartTask:
         Whether vectors are turned by the rotation of the run, which must be there.
     steps
         Of a filtered trajectory: the steps that are written.
+    space_id
+        The space that its vectors are in.
+    lists
+        Whether vectors are plain lists.
     """
 
     run: str
@@ -66,6 +71,8 @@ class PartTask:
     raw: bool = False
     rotated: bool = False
     steps: tuple[int, ...] = ()
+    space_id: str = ""
+    lists: bool = False
 
     @property
     def folder(self) -> RunFolder:
@@ -91,6 +98,7 @@ class PartTask:
         if self.steps:
             each["trajectory"] = len(self.steps)
             columns.append("noise")
+        columns.append(SPACE_COLUMN)
         rows = (self.stop - self.start) * each.get(self.output, 1)
         return CheckTask(str(self.path), rows, tuple(columns))
 
@@ -98,7 +106,8 @@ class PartTask:
 def write_part(task: PartTask) -> int:
     """Write one part unless it is there; return its rows."""
     if not task.path.exists():
-        parquet.write_parquet(task.path, WRITERS[task.output](task))
+        table = parquet.with_space(WRITERS[task.output](task), task.space_id)
+        parquet.write_parquet(task.path, parquet.as_lists(table) if task.lists else table)
     return task.stop - task.start
 
 

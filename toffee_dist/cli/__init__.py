@@ -15,7 +15,7 @@ from toffee_dist.cli.batch import BATCH_COMMANDS
 from toffee_dist.cli.help import LateCommand, Sections, completion_command, narrow_terminal
 from toffee_dist.cli.output import complain
 from toffee_dist.cli.refresh import REFRESH_COMMANDS
-from toffee_dist.cli.report import report_command
+from toffee_dist.cli.report import REPORT_COMMANDS
 from toffee_dist.cli.results import ASK_COMMANDS
 from toffee_dist.cli.tools import TOOL_COMMANDS
 from toffee_dist.errors import ToffeeError
@@ -31,7 +31,7 @@ for _command in (
     *BATCH_COMMANDS,
     *REFRESH_COMMANDS,
     *ASK_COMMANDS,
-    report_command,
+    *REPORT_COMMANDS,
     LateCommand(
         "evaluate",
         "Are the vectors any good on this graph?",

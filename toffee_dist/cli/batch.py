@@ -17,6 +17,7 @@ from toffee_dist.settings import (
     EdgeSettings,
     IngestSettings,
     JobConfig,
+    JobRuntimeSettings,
     ModelSettings,
     RefreshConfig,
     RuntimeSettings,
@@ -159,7 +160,7 @@ def embed_command(inputs: tuple[str, ...], config: str | None, as_json: bool, **
 @click.command("resume", short_help="Go on with an unfinished run", cls=GroupedCommand)
 @click.argument("path", metavar="OUT")
 @click.argument("inputs", nargs=-1, metavar="[INPUT]...")
-@config_options(RuntimeSettings)
+@config_options(JobRuntimeSettings)
 @json_option
 def resume_command(
     path: str, inputs: tuple[str, ...], config: str | None, as_json: bool, **options: Any
@@ -184,7 +185,7 @@ def resume_command(
     run, progress = find_unfinished(to_path(path)), choose_progress(quiet=as_json)
     is_refresh = run.read_job().following is not None
     kind = RefreshConfig if is_refresh else JobConfig
-    where = kind.read(options, config).only(RuntimeSettings).model_dump()
+    where = kind.read(options, config).only(JobRuntimeSettings).model_dump()
     where |= {"inputs": inputs} if inputs else {}
     if is_refresh:
         show_refresh(resume_refresh(run, where, progress), as_json)

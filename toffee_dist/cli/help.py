@@ -13,8 +13,19 @@ from toffee_dist.cli.output import echo
 
 SECTIONS = {
     "Batch": ("plan", "embed", "resume", "inspect", "ingest"),
-    "Nightly": ("refresh", "runs", "rollback", "fold-in"),
-    "Ask": ("neighbors", "trajectory", "similar-periods", "changes", "score", "report", "index", "export"),
+    "Nightly": ("refresh", "runs", "rollback", "fold-in", "forget"),
+    "Ask": (
+        "neighbors",
+        "trajectory",
+        "similar-periods",
+        "changes",
+        "explain",
+        "score",
+        "report",
+        "serve",
+        "index",
+        "export",
+    ),
     "More": ("evaluate", "demo", "certs", "completion"),
 }
 # Columns below which a section has a line of its own.
@@ -44,7 +55,7 @@ class LateCommand(click.Command):
 
 
 class Sections(click.Group):
-    """Commands by what they are for, one line each: all of it fits 24 lines of 80 columns."""
+    """Commands by what they are for, one line each: all of it fits 30 lines of 80 columns."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command by its name, loaded."""

@@ -15,7 +15,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # Groups of the help, in order. What no setting declares, and what is required, comes before them.
 FIRST = "Options"
-GROUPS = ("Input", "Time", "Model", "Other models", "Evaluation", "Refresh", "Output", "Cluster")
+GROUPS = (
+    "Input",
+    "Time",
+    "Model",
+    "Other models",
+    "Evaluation",
+    "Refresh",
+    "Output",
+    "Cluster",
+    "Who is told",
+)
 
 # Other names of options of several words.
 ALIASES = {"model": ("models",)}

@@ -1,4 +1,4 @@
-"""`toffee refresh`, `runs`, `rollback` and `fold-in`: a folder of runs, night after night."""
+"""`toffee refresh`, `runs`, `rollback`, `fold-in` and `forget`: a folder of runs, night after night."""
 
 from __future__ import annotations
 
@@ -71,6 +71,8 @@ def runs_command(path: str, as_json: bool) -> None:
         words = [f"{'*' if line.latest else ' '} {line.run}  {line.state:<10}"]
         if line.nodes is not None:
             words.append(f"{line.nodes:>10,} nodes  {line.first} to {line.last}")
+        if line.space_id:
+            words.append(f"space {line.space_id[:8]}")
         if line.cosine is not None:
             words.append(f"cosine {line.cosine:.3f}")
         echo(show_line("  ".join([*words, *line.reasons])))
@@ -98,10 +100,21 @@ def rollback_command(path: str, to: str | None, as_json: bool) -> None:
 @click.argument("path", metavar="OUT")
 @inputs_argument
 @click.option("--to", required=True, metavar="FILE", help="Parquet file for the vectors of the new nodes.")
+@click.option(
+    "--space-id",
+    metavar="ID",
+    help="Refuse a run of another space: the id that came with vectors which are stored already.",
+)
 @config_options(RuntimeSettings, without=("memory",))
 @json_option
 def fold_in_command(
-    path: str, inputs: tuple[str, ...], to: str, config: str | None, as_json: bool, **options: Any
+    path: str,
+    inputs: tuple[str, ...],
+    to: str,
+    space_id: str | None,
+    config: str | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Give vectors to nodes that appeared after the run, from their edges, without a refresh.
 
@@ -117,7 +130,7 @@ def fold_in_command(
 
     settings = FoldConfig.read({"inputs": inputs or None, **options}, config)
     check_parent(to_path(to), "--to")
-    found = fold_in(to_path(path), settings, to_path(to), choose_progress(quiet=as_json))
+    found = fold_in(to_path(path), settings, to_path(to), choose_progress(quiet=as_json), space_id)
     echo(
         json.dumps(found)
         if as_json
@@ -125,4 +138,42 @@ def fold_in_command(
     )
 
 
-REFRESH_COMMANDS = (refresh_command, runs_command, rollback_command, fold_in_command)
+@click.command("forget", short_help="Erase nodes from every run of a folder")
+@click.argument("path", metavar="OUT")
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option("--file", "file", metavar="FILE", help="Text file with one id per line.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@json_option
+def forget_command(path: str, ids: tuple[str, ...], file: str | None, dry_run: bool, as_json: bool) -> None:
+    """Erase nodes: their ids, vectors and links, from every run of OUT, and from all later ones.
+
+    Each run gets a new version under a new name; readers see whole runs all the time. If it is cut short, the
+    same command goes on. A receipt says what was where, without the ids, and which exports are out of reach.
+
+    \b
+    Example:
+      toffee forget vectors alice bob
+    """
+    # Saves start-up time.
+    from toffee_dist.forget.job import forget, read_id_file
+
+    more = read_id_file(to_path(file)) if file is not None else []
+    done = forget(to_path(path), [*ids, *more], dry_run=dry_run, progress=choose_progress(quiet=as_json))
+    if as_json:
+        echo(json.dumps(done.to_json()))
+        return
+    receipt = done.receipt
+    for run in receipt.runs:
+        changed = "" if dry_run else f", {len(run.files):,} files changed, now {run.new}"
+        echo(show_line(f"{run.old}  {run.nodes:,} nodes{changed}"))
+    for name in receipt.removed:
+        echo(show_line(f"{'to remove' if dry_run else 'removed'}     {name}"))
+    for note in receipt.exports:
+        echo(show_line(f"out of reach  {note.get('format')} of {note.get('run')}: {note.get('to')}"))
+    if not any(run.nodes for run in receipt.runs):
+        echo("no run had such a node" + ("" if dry_run else "; later ones will not have it"))
+    if done.path:
+        echo(f"receipt     {done.path}")
+
+
+REFRESH_COMMANDS = (refresh_command, runs_command, rollback_command, fold_in_command, forget_command)

@@ -11,6 +11,7 @@ import click
 
 from toffee_dist.cli.options import json_option
 from toffee_dist.cli.output import echo
+from toffee_dist.errors import ConfigError
 from toffee_dist.storage.files import check_parent
 from toffee_dist.words import show_line
 
@@ -27,6 +28,18 @@ _role = click.option(
     "--role",
     type=click.Choice(["source", "target"]),
     help="Of directed graphs: nodes as sources or as targets.  [default: source]",
+)
+_expected = click.option(
+    "--space-id",
+    metavar="ID",
+    help="Refuse a run of another space: the id that came with vectors which are stored already.",
+)
+_where = click.option(
+    "--from",
+    "where",
+    metavar="PATH",
+    help="Where the vector of the first node is, if not in RUN: another run of the same space, or a file of "
+    "toffee fold-in.",
 )
 
 
@@ -56,6 +69,8 @@ def _table(frame: Any) -> str:
 )
 @_role
 @_space
+@_where
+@_expected
 @json_option
 def neighbors_command(
     path: str,
@@ -65,6 +80,8 @@ def neighbors_command(
     metric: Any,
     role: Any,
     space: str | None,
+    where: str | None,
+    space_id: str | None,
     as_json: bool,
 ) -> None:
     """Find the nodes nearest to NODE, over all time or at a step.
@@ -80,7 +97,8 @@ def neighbors_command(
     # Saves start-up time.
     from toffee_dist.results.run import load_run
 
-    found = load_run(path).neighbors(node, count, at=at, metric=metric, role=role, space=space)
+    run = load_run(path, space_id)
+    found = run.neighbors(node, count, at=at, metric=metric, role=role, space=space, where=where)
     echo(json.dumps({"node": node, "neighbors": found.to_dicts()}) if as_json else _table(found))
 
 
@@ -195,6 +213,64 @@ def changes_command(path: str, rate: float, count: int, as_json: bool) -> None:
             echo(_table(frame.head(count).drop(hidden)) + "\n")
 
 
+@click.command("explain", short_help="Which links, steps and rhythms made a vector or a move")
+@_run
+@_node
+@_at
+@click.option(
+    "--between", nargs=2, metavar="STEP STEP", help="Explain the move of the vector from one step to another."
+)
+@_count
+@_space
+@_expected
+@json_option
+def explain_command(
+    path: str,
+    node: str,
+    at: str | None,
+    between: tuple[str, str] | None,
+    count: int,
+    space: str | None,
+    space_id: str | None,
+    as_json: bool,
+) -> None:
+    """Say which links, steps and rhythms made the vector of NODE.
+
+    Without --at or --between it is the one vector over all time. A share is how far a part goes in the
+    direction of the vector; all shares add up to 100 %, and what pulls the other way is negative. RUN needs
+    a trajectory made by the filter, which has the links of every node.
+
+    \b
+    Example:
+      toffee explain vectors alice
+      toffee explain vectors alice --at 2024-03-01
+      toffee explain vectors alice --between 2024-03-01 2024-03-08
+    """
+    # Saves start-up time.
+    from toffee_dist.results.run import load_run
+
+    found = load_run(path, space_id).explain(node, at=at, between=between, k=count, space=space)
+    if as_json:
+        echo(json.dumps(found.to_json()))
+        return
+    what = "the vector" if between is None else "the move"
+    echo(f"{show_line(node)}: {what} {found.about}, of length {found.length:.4g}")
+    for title, parts in (("links", found.links), ("steps", found.steps), ("rhythms", found.rhythms)):
+        if parts is None:
+            continue
+        shown = parts.table.drop("k", strict=False)
+        echo(f"\nBy {title}:\n" + _table(_percent(shown)))
+        if parts.n_others:
+            echo(f"{parts.n_others:,} others: {parts.others_share:.1%}")
+    if found.rhythms is None:
+        echo(f"\nNot from its links (what the solver left over): {found.rest_share:.1%}")
+
+
+def _percent(frame: Any) -> Any:
+    """Return a table whose column share is in percent."""
+    return frame.with_columns(share=[f"{share:.1%}" for share in frame["share"]])
+
+
 @click.command("score", short_help="The model's own score of pairs of nodes")
 @_run
 @click.argument("pairs", nargs=-1, required=True, metavar="PAIRS...")
@@ -204,8 +280,20 @@ def changes_command(path: str, rate: float, count: int, as_json: bool) -> None:
     default=True,
     help="At a step: whether what a pair itself did counts, beside the company that both nodes keep.",
 )
+@click.option("--explain", "why", is_flag=True, help="Say which common directions make each score.")
+@_where
+@_expected
 @json_option
-def score_command(path: str, pairs: tuple[str, ...], at: str | None, memory: bool, as_json: bool) -> None:
+def score_command(
+    path: str,
+    pairs: tuple[str, ...],
+    at: str | None,
+    memory: bool,
+    why: bool,
+    where: str | None,
+    space_id: str | None,
+    as_json: bool,
+) -> None:
     """Give the model's own score of PAIRS: how likely a link is, over all time or at a step.
 
     PAIRS are source,target words, or a Parquet or text file with two columns of ids. Scores are entries of
@@ -215,6 +303,7 @@ def score_command(path: str, pairs: tuple[str, ...], at: str | None, memory: boo
     Example:
       toffee score vectors alice,bob alice,carol
       toffee score vectors pairs.csv --at 2024-03-01
+      toffee score vectors alice,bob --explain
     """
     # Saves start-up time.
     import polars as pl
@@ -222,17 +311,50 @@ def score_command(path: str, pairs: tuple[str, ...], at: str | None, memory: boo
     from toffee_dist.results.pairs import read_pairs
     from toffee_dist.results.run import load_run
 
-    run = load_run(path)
+    run = load_run(path, space_id)
     sources, targets = read_pairs(pairs)
-    scores = run.score(sources, targets, at, memory=memory)
+    if why:
+        if where is not None:
+            raise ConfigError(
+                "--explain",
+                got="sources whose vectors are not in the run",
+                allowed="nodes of the run",
+                remedy="Leave --explain or the place of the vectors out.",
+            )
+        _explain_scores(run, sources, targets, at, memory, as_json)
+        return
+    scores = run.score(sources, targets, at, memory=memory, where=where)
     frame = pl.DataFrame({"source": sources, "target": targets, "score": scores})
     echo(json.dumps({"scores": frame.to_dicts()}) if as_json else _table(frame))
 
 
+def _explain_scores(
+    run: Any, sources: list[object], targets: list[object], at: str | None, memory: bool, as_json: bool
+) -> None:
+    pairs = list(zip(sources, targets, strict=True))
+    found = [run.explain_score(source, target, at, memory=memory) for source, target in pairs]
+    if as_json:
+        rows = [
+            {"source": source, "target": target, **one.to_json()}
+            for (source, target), one in zip(pairs, found, strict=True)
+        ]
+        echo(json.dumps({"scores": rows}))
+        return
+    for (source, target), one in zip(pairs, found, strict=True):
+        echo(f"{show_line(str(source))}, {show_line(str(target))}: {one.score:.4g}")
+        for row in one.directions.iter_rows(named=True):
+            about = ", ".join(show_line(name) for name in row["about"])
+            echo(f"  {row['part']:+.4g}  direction {row['direction']} (most about {about})")
+        echo(f"  {one.others:+.4g}  all other directions")
+        if one.own:
+            echo(f"  {one.own:+.4g}  this pair's own links")
+
+
 @click.command("index", short_help="Make queries of a large run quick")
 @_run
+@_expected
 @json_option
-def index_command(path: str, as_json: bool) -> None:
+def index_command(path: str, space_id: str | None, as_json: bool) -> None:
     """Write the vectors of RUN once more, for quick queries.
 
     As float32 matrices in the run's folder index/; neighbors, similar-periods and score then read these.
@@ -244,37 +366,69 @@ def index_command(path: str, as_json: bool) -> None:
     # Saves start-up time.
     from toffee_dist.results.run import load_run
 
-    files = [str(file) for file in load_run(path).build_index()]
+    files = [str(file) for file in load_run(path, space_id).build_index()]
     echo(json.dumps({"files": files}) if as_json else "\n".join(map(show_line, files)))
 
 
-@click.command("export", short_help="word2vec, NumPy, FAISS, DuckDB, pgvector")
+@click.command("export", short_help="word2vec, NumPy, FAISS, DuckDB, pgvector, Delta, Lance, Feast")
 @_run
 @click.option(
     "--format",
     "form",
     required=True,
-    type=click.Choice(["word2vec", "numpy", "faiss", "duckdb", "pgvector"]),
+    type=click.Choice(
+        ["word2vec", "numpy", "faiss", "duckdb", "pgvector", "parquet", "delta", "lance", "feast"]
+    ),
     help="Of which program.",
 )
-@click.option("--to", required=True, metavar="PATH", help="A new file; for numpy and faiss a new folder.")
+@click.option(
+    "--to",
+    required=True,
+    metavar="PATH",
+    help="A new file; for numpy and faiss a new folder; for delta, lance and feast a folder that grows by a "
+    "snapshot per run.",
+)
 @_at
 @_role
+@click.option("--steps", is_flag=True, help="Of parquet, delta, lance, feast: a row per node and step.")
+@click.option(
+    "--vectors",
+    type=click.Choice(["fixed", "list"]),
+    help="Of parquet, delta, lance, feast: lists of fixed size, or plain ones.  [default: as the format has "
+    "it]",
+)
+@_expected
 @json_option
-def export_command(path: str, form: str, to: str, at: str | None, role: str | None, as_json: bool) -> None:
-    """Hand the vectors on: word2vec text, NumPy, FAISS, DuckDB, Postgres with pgvector.
+def export_command(
+    path: str,
+    form: str,
+    to: str,
+    at: str | None,
+    role: str | None,
+    steps: bool,
+    vectors: Any,
+    space_id: str | None,
+    as_json: bool,
+) -> None:
+    """Hand the vectors on: text, NumPy, FAISS, DuckDB, pgvector, Parquet, Delta, Lance, Feast.
 
     \b
     Example:
       toffee export vectors --format numpy --to matrix
       toffee export vectors --format pgvector --to vectors.sql
+      toffee export vectors --format delta --to lake/vectors
     """
     # Saves start-up time.
     from toffee_dist.results.run import load_run
 
     check_parent(Path(to), "--to")
-    files = [str(file) for file in load_run(path).export(form, to, at=at, role=role or "source")]
-    echo(json.dumps({"files": files}) if as_json else "\n".join(map(show_line, files)))
+    run = load_run(path, space_id)
+    written = run.export(form, to, at=at, role=role or "source", steps=steps, vectors=vectors)
+    files = [str(file) for file in written]
+    if as_json:
+        echo(json.dumps({"files": files, "run_id": run.manifest.run_id, "space_id": run.space_id}))
+        return
+    echo("\n".join(map(show_line, files)))
 
 
 ASK_COMMANDS = (
@@ -282,6 +436,7 @@ ASK_COMMANDS = (
     trajectory_command,
     similar_periods_command,
     changes_command,
+    explain_command,
     score_command,
     index_command,
     export_command,

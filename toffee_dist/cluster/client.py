@@ -126,8 +126,14 @@ def cluster(
         A local one has no dashboard. Processes talk over the loopback interface, encrypted, and to those
         alone that have the key of this cluster; threads over no socket.
     """
+    # Saves start-up time.
+    from threadpoolctl import threadpool_limits
+
     check_mode(mode, workers)
     with ExitStack() as stack:
+        # On the main thread, around the run: other threads cannot set it. One thread of BLAS is also what
+        # makes the bytes the same in every mode; beside a running cluster, small matrices are solved here.
+        stack.enter_context(threadpool_limits(1, user_api="blas"))
         if mode.startswith(("tcp://", "tls://")):
             client = stack.enter_context(_connect(mode, wait, tls))
             _wait_for_workers(client, workers or 1, wait)
@@ -160,7 +166,6 @@ def _local(mode: str, workers: int | None, reader_threads: int | None, wait: flo
     import dask
     from distributed import Client, LocalCluster
     from distributed.security import Security
-    from threadpoolctl import threadpool_limits
 
     cores = count_cores()
     count = workers or cores
@@ -192,10 +197,7 @@ def _local(mode: str, workers: int | None, reader_threads: int | None, wait: flo
         options["security"] = Security.temporary()
         options["env"] = WORKER_ENVIRONMENT | {"POLARS_MAX_THREADS": str(inner)}
         settings["distributed.nanny.pre-spawn-environ"] = WORKER_ENVIRONMENT
-    # On the main thread, around the run: other threads cannot set it. One thread of BLAS is also what
-    # makes the bytes the same in every mode.
     with (
-        threadpool_limits(1, user_api="blas"),
         dask.config.set(settings),
         LocalCluster(**options) as local,
         Client(local) as client,

@@ -19,7 +19,7 @@ from toffee_dist.errors import ConfigError
 from toffee_dist.evaluation.classify import Classifier, Marks, check_classifier, mark
 from toffee_dist.evaluation.events import Events, Past
 from toffee_dist.evaluation.features import OPERATORS, Features, check_features, pair_features
-from toffee_dist.evaluation.kept import Kept, Progress, Usage, digest, measured
+from toffee_dist.evaluation.kept import Kept, Progress, Usage, digest, identify, measured
 from toffee_dist.evaluation.protocols import Examples, Protocol, Split, Splits, check_protocol
 from toffee_dist.models import FitContext, ModelEmbedding, check_reduce, find_model, fit_staged
 from toffee_dist.settings import Entry, FitSettings, PairWeight, RivalSettings
@@ -153,6 +153,8 @@ class Fits:
         self._pasts: dict[tuple[str, str], Past] = {}
         self._fitted: dict[tuple[object, ...], tuple[ModelEmbedding, Usage]] = {}
         self.count = 0
+        # Seconds on the clock of the fits so far.
+        self.seconds = 0.0
 
     def past(self, entry: str, pair_weight: str) -> Past:
         """Return the tensor of the learning part with these weights."""
@@ -167,6 +169,7 @@ class Fits:
         """Return the vectors of all nodes of the graph (zero for those not met yet), and what they took."""
         key = (model, options, entry, pair_weight)
         if key not in self._fitted:
+            began = time.monotonic()
             past = self.past(entry, pair_weight)
             tensor = self._stage(entry, pair_weight)
             name = digest(__version__, self._graph, model, options.model_dump_json(), entry, pair_weight)
@@ -186,6 +189,7 @@ class Fits:
                 self._kept.write_usage(name, usage)
             self._fitted[key] = found.spread(past.nodes, self._learning.n_nodes), before or usage
             self.count += 1
+            self.seconds += time.monotonic() - began
         return self._fitted[key]
 
     def _stage(self, entry: str, pair_weight: str) -> Path:
@@ -245,12 +249,6 @@ class Settings:
         names += changed
         parts = [f"{name.removesuffix('_a')}={getattr(self.options, name)}" for name in names]
         return " ".join([*parts, f"entry={self.entry}", f"pair_weight={self.pair_weight}"])
-
-
-def identify(events: Events) -> str:
-    """Return a name for a graph as it is read: its rows, their weights, and the steps."""
-    weight = b"" if events.weight is None else np.ascontiguousarray(events.weight).tobytes()
-    return digest(events.fingerprint(), weight, events.step, events.since, events.scale)
 
 
 def evaluate(
@@ -352,11 +350,19 @@ def _run_part(
         for settings in wanted[model]
         for spec in (config.features if find_model(model).fit else (SCORE,))
     ]
-    progress = Progress(len(asked), say)
+    names = [
+        digest(graph, protocol, seed, model, settings.identity(), spec)
+        for protocol, seed, model, settings, spec in asked
+    ]
+    missing = {
+        (model, settings)
+        for name, (*_, model, settings, spec) in zip(names, asked, strict=True)
+        if spec != SCORE and not kept.has_cell(name)
+    }
+    progress = Progress(len(asked), say, fits=len(missing))
     cells = []
-    for protocol, seed, model, settings, spec in asked:
-        name = digest(graph, protocol, seed, model, settings.identity(), spec)
-        there = kept.has_cell(name)
+    for name, (protocol, seed, model, settings, spec) in zip(names, asked, strict=True):
+        there, count, before = kept.has_cell(name), fits.count, fits.seconds
 
         def make(
             protocol: Protocol = protocol,
@@ -369,7 +375,8 @@ def _run_part(
             return asdict(_mark_model(part, protocol, seed, model, settings, spec, examples, fits, config))
 
         cells.append(Cell(**kept.cell(name, make)))
-        progress.step(was_there=there, what=f"{part}, {model}, seed {seed}")
+        fitting = fits.seconds - before if fits.count > count else None
+        progress.step(was_there=there, what=f"{part}, {model}, seed {seed}", fitting=fitting)
     return cells
 
 

@@ -15,14 +15,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 from scipy.stats import rankdata
 
-from toffee_dist.errors import ConfigError, InputError
+from toffee_dist import __version__
+from toffee_dist.errors import ConfigError, InputError, TooLargeError
 from toffee_dist.evaluation.events import Events, Int64s
+from toffee_dist.evaluation.kept import Kept, Progress, digest, identify
 from toffee_dist.models import MODELS, find_model
 from toffee_dist.models.base import Model, Rows
 from toffee_dist.models.in_time import Projected, WithPairs
@@ -259,8 +263,11 @@ def ask_in_time(
     options: FitSettings,
     seeds: Sequence[int] = (0,),
     say: Say = lambda line: None,
+    cache: Path | None = None,
 ) -> list[InTimeCell]:
     """Compare models on hidden entries of a graph; see the module.
+
+    A model that is too large for the graph is left out, with words, where there are others.
 
     Parameters
     ----------
@@ -272,15 +279,41 @@ def ask_in_time(
         Rank and seed.
     seeds
         Of the draws of hidden entries.
+    say
+        Is told what is going on.
+    cache
+        A folder for cells: those that are there are not made again. None keeps nothing.
     """
+    kept = Kept(cache)
     entries = Entries.of(replace(events, pair_weight="raw").past().tensor)
+    weights = (events.entry, events.pair_weight)
+    graph = digest(__version__, identify(events), *weights, options.model_dump_json()) if cache else ""
     cells = []
+    names = list(models)
+    progress = Progress(len(names) * len(seeds), say)
     for seed in seeds:
         questions = draw_questions(entries, seed)
         for name in models:
-            cells.append(mark_model(name, questions, events.pair_weight, options, seed))
-            cell = cells[-1]
+            if name not in names:
+                continue
+            key = digest("in-time", graph, name, seed)
+            there = kept.has_cell(key)
+
+            def make(name: str = name, seed: int = seed, questions: Questions = questions) -> dict[str, Any]:
+                return asdict(mark_model(name, questions, events.pair_weight, options, seed))
+
+            try:
+                cell = InTimeCell(**kept.cell(key, make))
+            except TooLargeError as error:
+                if len(models) == 1:
+                    raise
+                say(f"{name} is left out: {error}")
+                names.remove(name)
+                progress.total -= len(seeds)
+                continue
+            cells.append(cell)
             say(f"{name}: who {cell.who:.4f} when {cell.when:.4f} {cell.settings} {cell.fit_seconds:.1f} s")
+            progress.step(was_there=there, what=f"in time, {name}, seed {seed}")
     return cells
 
 

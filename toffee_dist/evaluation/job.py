@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import polars as pl
 from pydantic import Field
+from threadpoolctl import threadpool_limits
 
 from toffee_dist.cluster.client import check_mode
 from toffee_dist.errors import ConfigError
@@ -105,7 +106,8 @@ def run_job(job: EvaluateJob, say: Say = lambda line: None) -> Evaluated:
     check_writable(out.parent if as_remote(out) is None else out)
     # Written beside its place and moved there; what goes to a store is written here, and copied.
     beside = out.parent if as_remote(out) is None else Path(tempfile.gettempdir())
-    with scratch(beside, f".{out.name}.") as stage:
+    # One thread of BLAS, as in the workers: the bytes of a fit must not depend on where it ran.
+    with scratch(beside, f".{out.name}.") as stage, threadpool_limits(1, user_api="blas"):
         folder = job.splits or stage / "splits"
         with _workers(job) as (run, work):
             found = (
@@ -121,7 +123,9 @@ def run_job(job: EvaluateJob, say: Say = lambda line: None) -> Evaluated:
             marks += label_steps(past.tensor, labels, job.config.options, past.grid.show, say)
         seeds = range(job.config.first_seed, job.config.first_seed + job.config.seeds)
         weighted = replace(events, pair_weight="log") if job.edges.pair_weight == "auto" else events
-        hidden = ask_in_time(weighted, job.in_time, job.config.options, seeds, say) if job.in_time else []
+        hidden = []
+        if job.in_time:
+            hidden = ask_in_time(weighted, job.in_time, job.config.options, seeds, say, job.cache)
         cells, steps = to_frame(found, Cell), to_frame(marks, StepCell)
         in_time = to_frame(hidden, InTimeCell)
         about = {

@@ -17,7 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from toffee_dist.errors import InputError
+from toffee_dist.evaluation.events import Events
 from toffee_dist.storage.files import read_json, write_json
 
 # Of what is kept: other files are not read.
@@ -73,6 +76,12 @@ def _memory(name: str) -> float | None:
 def digest(*parts: object) -> str:
     """Return a short name for what decides a result."""
     return hashlib.sha256(json.dumps([FORMAT, *map(str, parts)]).encode()).hexdigest()[:32]
+
+
+def identify(events: Events) -> str:
+    """Return a name for a graph as it is read: its rows, their weights, and the steps."""
+    weight = b"" if events.weight is None else np.ascontiguousarray(events.weight).tobytes()
+    return digest(events.fingerprint(), weight, events.step, events.since, events.scale)
 
 
 class Kept:
@@ -134,28 +143,37 @@ def _read(path: Path) -> dict[str, Any] | None:
 class Progress:
     """Says how far an evaluation is, and how long it will take.
 
+    A fit serves many cells, and is met with the first of them: its seconds are counted apart, so that one fit
+    is not taken for the cost of every cell.
+
     Parameters
     ----------
-    total
-        Cells to come.
+    total, fits
+        Cells and fits to come.
     say
         Is told.
     """
 
-    def __init__(self, total: int, say: Callable[[str], None]) -> None:
-        self.total, self.say = total, say
-        self.done = self.there = 0
+    def __init__(self, total: int, say: Callable[[str], None], fits: int = 0) -> None:
+        self.total, self.fits, self.say = total, fits, say
+        self.done = self.there = self.fitted = 0
+        self._fitting = 0.0
         self._began = self._said = time.monotonic()
 
-    def step(self, *, was_there: bool, what: str) -> None:
-        """Count a cell."""
+    def step(self, *, was_there: bool, what: str, fitting: float | None = None) -> None:
+        """Count a cell; `fitting` are the seconds of the fit that it needed, None where there was none."""
         self.done += 1
         self.there += was_there
+        if fitting is not None:
+            self.fitted += 1
+            self._fitting += fitting
         now = time.monotonic()
         made = self.done - self.there
         if now - self._said >= SAY_EVERY and made and self.done < self.total:
             self._said = now
-            left = (now - self._began) / made * (self.total - self.done)
+            left = (now - self._began - self._fitting) / made * (self.total - self.done)
+            if self.fitted:
+                left += self._fitting / self.fitted * max(0, self.fits - self.fitted)
             self.say(f"{self.done:,} of {self.total:,} cells, about {show_seconds(left)} left ({what})")
 
 

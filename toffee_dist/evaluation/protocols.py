@@ -20,10 +20,12 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from toffee_dist.errors import ConfigError, InputError
 from toffee_dist.evaluation.events import Events, Int64s, pair_keys
+from toffee_dist.storage.parquet import scan_parquet
 
 Protocol = Literal["link-paper", "link-new", "link-hard"]
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
@@ -204,7 +206,7 @@ def _write_examples(examples: Examples, path: Path, ids: pl.Series) -> None:
 
 def _read_examples(path: Path, events: Events) -> Examples:
     try:
-        table = pl.read_parquet(path, glob=False)
+        table = scan_parquet([path]).collect()
         numbers = pl.DataFrame({"id": events.ids, "row": pl.Series(range(events.n_nodes), dtype=pl.Int64)})
         # Two spaces of nodes may use the same ids.
         middle = events.n_sources
@@ -218,7 +220,7 @@ def _read_examples(path: Path, events: Events) -> Examples:
         if any(column.null_count() for column in rows):
             raise ValueError("a node that is not in the graph")
         counts: Sequence[Any] = [table[name].to_numpy() for name in ("linked", "train", "test")]
-    except (pl.exceptions.PolarsError, OSError, ValueError) as error:
+    except (pl.exceptions.PolarsError, pa.ArrowException, OSError, ValueError) as error:
         raise InputError(
             f"cannot read the splits of {path}",
             got=str(error).splitlines()[0],

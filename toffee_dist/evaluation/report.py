@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields
 from html import escape
 from pathlib import Path
@@ -110,22 +110,32 @@ def describe_steps(cells: pl.DataFrame) -> str:
     return "\n\n".join(tables)
 
 
-def describe_in_time(cells: pl.DataFrame) -> str:
-    """Return who and when of every model: means over the seeds, with 95 % intervals."""
-    if cells.is_empty():
-        return ""
+IN_TIME_HEADER = ("model", "who", "95 %", "when", "95 %", "fit, s", "chosen on validation")
+
+
+def _in_time_means(cells: pl.DataFrame) -> pl.DataFrame:
     means = [pl.col(name).mean() for name in ("who", "who_error", "when", "when_error", "fit_seconds")]
-    table = cells.group_by("model", maintain_order=True).agg(*means, pl.col("settings").first())
+    return cells.group_by("model", maintain_order=True).agg(*means, pl.col("settings").first())
+
+
+def _in_time_rows(cells: pl.DataFrame) -> list[list[object]]:
+    """Return who and when of every model: means over the seeds, with 95 % intervals."""
     rows = []
-    for row in table.iter_rows(named=True):
+    for row in _in_time_means(cells).iter_rows(named=True):
         marks: list[object] = []
         for question in ("who", "when"):
             auc, spread = row[question], 1.96 * row[f"{question}_error"]
             marks += [f"{auc:.4f}", f"{auc - spread:.3f} to {auc + spread:.3f}"]
         rows.append([row["model"], *marks, f"{row['fit_seconds']:.2f}", row["settings"]])
-    header = ["model", "who", "95 %", "when", "95 %", "fit, s", "chosen on validation"]
+    return rows
+
+
+def describe_in_time(cells: pl.DataFrame) -> str:
+    """Return a table of who and when of every model."""
+    if cells.is_empty():
+        return ""
     title = "in-time: AUC of hidden entries against other pairs (who) and against other steps (when)"
-    return format_table(title, header, rows)
+    return format_table(title, IN_TIME_HEADER, _in_time_rows(cells))
 
 
 def write_results(
@@ -149,10 +159,15 @@ def write_results(
         "in_time": in_time.to_dicts(),
     }
     (folder / RESULT).write_text(json.dumps(result, indent=1, default=str) + "\n")
-    write_page(folder / PAGE, {name: cells}, steps)
+    write_page(folder / PAGE, {name: cells}, steps, in_time)
 
 
-def write_page(path: Path, graphs: Mapping[str, pl.DataFrame], steps: pl.DataFrame | None = None) -> None:
+def write_page(
+    path: Path,
+    graphs: Mapping[str, pl.DataFrame],
+    steps: pl.DataFrame | None = None,
+    in_time: pl.DataFrame | None = None,
+) -> None:
     """Write the plots as one self-contained page: F1 by model and graph, F1 against time, marks by step.
 
     Parameters
@@ -161,6 +176,8 @@ def write_page(path: Path, graphs: Mapping[str, pl.DataFrame], steps: pl.DataFra
         The cells of every graph, by its name.
     steps
         Marks of single steps.
+    in_time
+        Marks of hidden entries.
     """
     # Saves start-up time.
     from toffee_dist.report.page import Section, render
@@ -177,13 +194,21 @@ def write_page(path: Path, graphs: Mapping[str, pl.DataFrame], steps: pl.DataFra
         tables = "".join(
             _operator_table(name, t.filter(pl.col("protocol") == protocol)) for name, t in summaries.items()
         )
-        sections.append(Section(protocol, says, html=tables, plots=(_bars(own), _against_time(own))))
+        sections.append(Section(protocol, says, tables + _bars(own) + _against_time(own)))
     if steps is not None and not steps.is_empty():
         for question in steps["question"].unique(maintain_order=True):
             label = "average precision" if question == "future" else "adjusted Rand index"
             own_steps = steps.filter(pl.col("question") == question)
             says = f"How well each method does at every step: {label}, 1 is perfect."
-            sections.append(Section(question, says, plots=(_by_step(own_steps, label),)))
+            sections.append(Section(question, says, _by_step(own_steps, label)))
+    if in_time is not None and not in_time.is_empty():
+        says = (
+            "Entries were hidden at random. Who: the chance that a hidden entry scores above another pair at "
+            "the same step; when: above the same pair at another step. Half is chance, 1 is perfect."
+        )
+        rows = _in_time_rows(in_time)
+        table = _table("hidden entries", IN_TIME_HEADER, [[str(cell) for cell in row] for row in rows])
+        sections.append(Section("in-time", says, table + _who_and_when(in_time)))
     path.write_text(render("toffee evaluate", ", ".join(graphs), sections), encoding="utf-8")
 
 
@@ -198,89 +223,123 @@ def _operator_table(name: str, summary: pl.DataFrame) -> str:
         "fit, MiB",
     ]
     best = {row["model"]: row["features"] for row in best_features(summary).iter_rows(named=True)}
-    rows = []
-    for model in summary["model"].unique(maintain_order=True):
+    rows, bold = [], set()
+    for number, model in enumerate(summary["model"].unique(maintain_order=True)):
         found = {r["features"]: r for r in summary.filter(pl.col("model") == model).iter_rows(named=True)}
-        cells = [f"<th>{escape(model)}</th>"]
+        cells = [model]
         for spec in header[1:-2]:
             row = found.get(spec)
-            text = "" if row is None else f"{row['micro_f1']:.4f} ± {row['micro_f1_sd']:.4f}"
-            cells.append(f"<td><b>{text}</b></td>" if spec == best[model] else f"<td>{text}</td>")
+            cells.append("" if row is None else f"{row['micro_f1']:.4f} ± {row['micro_f1_sd']:.4f}")
+        bold.add((number, header.index(best[model])))
         any_row = next(iter(found.values()))
         fitted = "score" not in found
         took = [f"{any_row['fit_seconds']:.2f}", f"{any_row['fit_mib']:.0f}"] if fitted else ["", ""]
-        rows.append("<tr>" + "".join(cells) + "".join(f"<td>{text}</td>" for text in took) + "</tr>")
+        rows.append([*cells, *took])
+    return _table(name, header, rows, bold)
+
+
+def _table(
+    caption: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    bold: Collection[tuple[int, int]] = frozenset(),
+) -> str:
+    """Return rows as HTML; the first column names them, and cells (row, column) of `bold` stand out."""
     head = "".join(f"<th>{escape(word)}</th>" for word in header)
-    return f"<table><caption>{escape(name)}</caption><tr>{head}</tr>{''.join(rows)}</table>"
+    body = ""
+    for number, (first, *cells) in enumerate(rows):
+        body += f"<tr><th>{escape(first)}</th>"
+        for column, cell in enumerate(cells, start=1):
+            text = escape(cell)
+            body += f"<td><b>{text}</b></td>" if (number, column) in bold else f"<td>{text}</td>"
+        body += "</tr>"
+    return f"<table><caption>{escape(caption)}</caption><tr>{head}</tr>{body}</table>"
 
 
-def _palette(count: int) -> list[str]:
+def _palette(names: Sequence[str]) -> dict[str, str]:
     # Saves start-up time.
-    from bokeh.palettes import Category20
+    from toffee_dist.report.charts import COLOURS
 
-    colours = list(Category20[20])
-    return [colours[k % 20] for k in range(count)]
+    return {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(dict.fromkeys(names))}
 
 
-def _bars(graphs: Mapping[str, pl.DataFrame]) -> Any:
+def _bars(graphs: Mapping[str, pl.DataFrame]) -> str:
     # Saves start-up time.
-    from bokeh.models import FactorRange
-    from bokeh.transform import factor_cmap
-
-    from toffee_dist.report.plots import new_figure
+    from toffee_dist.report.charts import Axis, Chart
 
     rows = [
         (name, row["model"], row["micro_f1"])
         for name, table in graphs.items()
         for row in table.iter_rows(named=True)
     ]
-    factors = [(name, model) for name, model, _ in rows]
-    models = list(dict.fromkeys(model for _, model in factors))
-    plot = new_figure("Micro-F1 of the best features", x_range=FactorRange(*factors), height=360)
-    low = min((mark for *_, mark in rows), default=0.5)
-    plot.y_range.start = max(0.0, min(0.5, low - 0.05))
-    data = {"x": factors, "top": [mark for *_, mark in rows]}
-    colours = factor_cmap("x", palette=_palette(len(models)), factors=models, start=1, end=2)
-    plot.vbar(x="x", top="top", width=0.9, source=data, fill_color=colours, line_color=None)
-    plot.xaxis.major_label_orientation = 1.2
-    return plot
-
-
-def _against_time(graphs: Mapping[str, pl.DataFrame]) -> Any:
-    # Saves start-up time.
-    from toffee_dist.report.plots import new_figure
-
-    plot = new_figure(
-        "Micro-F1 against the time to fit",
-        height=360,
-        x_axis_type="log",
-        x_axis_label="CPU seconds to fit",
-        y_axis_label="Micro-F1",
+    low = max(0.0, min([0.5, *(mark - 0.05 for *_, mark in rows)]))
+    names = tuple(model if len(graphs) == 1 else f"{name} {model}" for name, model, _ in rows)
+    chart = Chart(
+        "Micro-F1 of the best features of every model",
+        Axis("", -0.6, len(rows) - 0.4, names=names),
+        Axis("Micro-F1, best features", low, 1.0),
     )
-    models = list(dict.fromkeys(m for table in graphs.values() for m in table["model"].to_list()))
-    drawn = False
-    for model, colour in zip(models, _palette(len(models)), strict=True):
-        rows = [r for t in graphs.values() for r in t.iter_rows(named=True) if r["model"] == model]
-        rows = [row for row in rows if row["fit_seconds"] > 0]
-        if rows:
-            x, y = [row["fit_seconds"] for row in rows], [row["micro_f1"] for row in rows]
-            plot.scatter(x, y, size=10, color=colour, legend_label=model)
-            drawn = True
-    if drawn:
-        plot.legend.location = "bottom_right"
-    return plot
+    colours = _palette([model for _, model, _ in rows])
+    for at, (name, model, mark) in enumerate(rows):
+        chart.bar(at - 0.4, at + 0.4, low, mark, colours[model], f"{name}, {model}: {mark:.4f}")
+    return chart.svg()
 
 
-def _by_step(cells: pl.DataFrame, label: str) -> Any:
+def _who_and_when(cells: pl.DataFrame) -> str:
     # Saves start-up time.
-    from toffee_dist.report.plots import new_figure
+    from toffee_dist.report.charts import Axis, Chart, across
 
-    plot = new_figure(height=360, x_axis_label="step", y_axis_label=label)
-    methods = cells["method"].unique(maintain_order=True).to_list()
-    for method, colour in zip(methods, _palette(len(methods)), strict=True):
-        own = cells.filter(pl.col("method") == method)
-        plot.line(
-            own["step"].to_list(), own["mark"].to_list(), color=colour, line_width=2, legend_label=method
-        )
-    plot.legend.click_policy = "hide"
-    return plot
+    rows = _in_time_means(cells).to_dicts()
+    chart = Chart(
+        "Who is linked, and when",
+        Axis("when, AUC", *across([row["when"] for row in rows], zero=False)),
+        Axis("who, AUC", *across([row["who"] for row in rows], zero=False)),
+    )
+    for row in rows:
+        colour = _palette([one["model"] for one in rows])[row["model"]]
+        chart.name(row["model"], colour)
+        chart.dot(row["when"], row["who"], colour, f"{row['model']}: {row['who']:.4f}, {row['when']:.4f}")
+    return chart.svg()
+
+
+def _against_time(graphs: Mapping[str, pl.DataFrame]) -> str:
+    # Saves start-up time.
+    from toffee_dist.report.charts import Axis, Chart, across
+
+    rows = [
+        (name, row)
+        for name, table in graphs.items()
+        for row in table.iter_rows(named=True)
+        if row["fit_seconds"] > 0
+    ]
+    if not rows:
+        return ""
+    seconds = [row["fit_seconds"] for _, row in rows]
+    chart = Chart(
+        "Micro-F1 against the time to fit",
+        Axis("CPU seconds to fit", min(seconds) / 1.5, max(seconds) * 1.5, log=True),
+        Axis("Micro-F1", *across([row["micro_f1"] for _, row in rows], zero=False)),
+    )
+    for model, colour in _palette([row["model"] for _, row in rows]).items():
+        chart.name(model, colour)
+        for name, row in rows:
+            if row["model"] == model:
+                title = f"{name}, {model}: {row['micro_f1']:.4f} in {row['fit_seconds']:.2f} s"
+                chart.dot(row["fit_seconds"], row["micro_f1"], colour, title)
+    return chart.svg()
+
+
+def _by_step(cells: pl.DataFrame, label: str) -> str:
+    # Saves start-up time.
+    from toffee_dist.report.charts import Axis, Chart, across
+
+    chart = Chart(
+        f"{label} of every method at every step",
+        Axis("step", *across(cells["step"].to_list(), zero=False, room=0.01)),
+        Axis(label, *across(cells["mark"].to_list())),
+    )
+    for method, colour in _palette(cells["method"].to_list()).items():
+        chart.name(method, colour)
+        own = cells.filter(pl.col("method") == method).sort("step")
+        chart.line(zip(own["step"].to_list(), own["mark"].to_list(), strict=True), colour, method)
+    return chart.svg()

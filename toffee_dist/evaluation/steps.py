@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import scipy.sparse as sp
 
 from toffee_dist.errors import ConfigError, InputError
@@ -23,6 +24,7 @@ from toffee_dist.kernels.solvers import solve_slices
 from toffee_dist.kernels.spectrum import inverse_transform
 from toffee_dist.models import find_model
 from toffee_dist.settings import FitSettings
+from toffee_dist.storage.parquet import scan_parquet
 from toffee_dist.tasks import Say
 from toffee_dist.tensor import Floats, TemporalTensor
 
@@ -370,14 +372,14 @@ def read_labels(path: Path, events: Events) -> Int64s:
     (n_steps, n_nodes of the tensor), -1 where a node has no label
     """
     try:
-        read = pl.read_parquet if path.suffix == ".parquet" else pl.read_csv
-        table = read(path, glob=False)
+        is_parquet = path.suffix == ".parquet"
+        table = scan_parquet([path]).collect() if is_parquet else pl.read_csv(path, glob=False)
         table = table.select(
             pl.col("node").cast(events.ids.dtype),
             pl.col("label").rank("dense").cast(pl.Int64) - 1,
             (pl.col("step") if "step" in table.columns else pl.lit(None)).cast(pl.Int64).alias("step"),
         )
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except (pl.exceptions.PolarsError, pa.ArrowException, OSError) as error:
         raise InputError(
             f"cannot read labels from {path}",
             got=str(error).splitlines()[0],

@@ -158,5 +158,4 @@ def _read_table(
     # Bytes say nothing of rows: equal values take none.
     if stop < 0:
         stop = fragment.rows if fragment.rows >= 0 else count_table_rows(fragment.file)
-    for first in range(start, max(stop, 1), batch_rows):
-        yield read_table_rows(fragment.file, first, min(first + batch_rows, stop), exprs)
+    yield from read_table_rows(fragment.file, start, stop, exprs, batch_rows)

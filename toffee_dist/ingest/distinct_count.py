@@ -10,6 +10,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from toffee_dist.kernels.sample import mix
+
 SIZE = 4096
 
 Hashes = NDArray[np.uint64]
@@ -22,12 +24,12 @@ def empty() -> Hashes:
 
 def hash_ids(ids: pl.Series, seed: int = 0) -> Hashes:
     """Return a well-mixed hash of every id."""
-    return _mix(ids.hash(seed).to_numpy())
+    return mix(ids.hash(seed).to_numpy())
 
 
 def hash_pairs(left: Hashes, right: Hashes) -> Hashes:
     """Return a hash of every ordered pair of hashed ids."""
-    return _mix(left * np.uint64(0x9E3779B97F4A7C15) ^ right)
+    return mix(left * np.uint64(0x9E3779B97F4A7C15) ^ right)
 
 
 def add(sketch: Hashes, hashes: Hashes) -> Hashes:
@@ -42,10 +44,3 @@ def count(sketch: Hashes) -> int:
     if len(sketch) < SIZE:
         return len(sketch)
     return round((SIZE - 1) / (float(sketch[-1]) / 2.0**64))
-
-
-def _mix(words: Hashes) -> Hashes:
-    # The finaliser of splitmix64: every bit of the input moves every bit of the output.
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(words ^ (words >> np.uint64(31)))

@@ -24,6 +24,7 @@ import zstandard
 from toffee_dist.errors import ConfigError, InputError
 from toffee_dist.limits import Limits
 from toffee_dist.storage.files import storage_failed
+from toffee_dist.storage.parquet import read_batches, read_schema, to_polars
 from toffee_dist.storage.paths import RemotePath, to_path
 
 Format = Literal["parquet", "ipc", "text"]
@@ -236,34 +237,38 @@ def count_table_rows(file: SourceFile) -> int:
 def read_table_schema(file: SourceFile) -> pl.Schema:
     """Return the columns of a local table and their types, without reading it."""
     if file.format == "parquet":
-        return scan_parquet(file.path).collect_schema()
+        return read_schema(to_path(file.path))
     with open_ipc(file.path) as reader:
-        return _to_polars(reader.schema.empty_table()).schema
+        return to_polars(reader.schema.empty_table()).schema
 
 
-def read_table_rows(file: SourceFile, first: int, stop: int, columns: list[pl.Expr]) -> pl.DataFrame:
-    """Return some columns of the rows [first, stop) of a local table."""
+def read_table_rows(
+    file: SourceFile, start: int, stop: int, columns: Sequence[pl.Expr], batch_rows: int
+) -> Iterator[pl.DataFrame]:
+    """Yield some columns of the rows [start, stop) of a local table, at most so many rows at once."""
+    # Columns that are the same in all rows have no name in the file.
+    names = sorted({name for column in columns for name in column.meta.root_names()})
     if file.format == "parquet":
-        return scan_parquet(file.path).slice(first, stop - first).select(columns).collect()
-    tables, at = [], 0
-    counts = count_batch_rows(file.path)
-    with open_ipc(file.path) as reader:
-        tables.append(reader.schema.empty_table())
+        frames = read_batches(to_path(file.path), names, start, stop, batch_rows)
+    else:
+        frames = _read_ipc(file.path, names, start, stop, batch_rows)
+    for frame in frames:
+        yield frame.select(columns)
+
+
+def _read_ipc(path: str, names: list[str], start: int, stop: int, batch_rows: int) -> Iterator[pl.DataFrame]:
+    at = 0
+    counts = count_batch_rows(path)
+    with open_ipc(path) as reader:
         for number, rows in enumerate(counts):
-            if at < stop and at + rows > first:
+            if at < stop and at + rows > start:
                 batch = reader.get_batch(number)
                 # Offsets and lengths that point elsewhere are refused here, before anything follows them.
                 batch.validate(full=True)
-                begin = max(first - at, 0)
-                tables.append(pa.Table.from_batches([batch.slice(begin, min(stop - at, rows) - begin)]))
+                for first in range(max(start - at, 0), min(stop - at, rows), batch_rows):
+                    piece = batch.slice(first, min(batch_rows, stop - at - first))
+                    yield to_polars(pa.Table.from_batches([piece])).select(names)
             at += rows
-        return _to_polars(pa.concat_tables(tables)).select(columns)
-
-
-def scan_parquet(path: str) -> pl.LazyFrame:
-    """Open a local Parquet file without reading it."""
-    # Names with * or [ are names here: globs were expanded before.
-    return pl.scan_parquet(path, glob=False, hive_partitioning=False)
 
 
 @contextmanager
@@ -347,12 +352,6 @@ class _FlatBuffer:
         entries, at = table - self.number("<i", table), 4 + 2 * index
         offset = self.number("<H", entries + at) if at < self.number("<H", entries) else 0
         return table + offset if offset else 0
-
-
-def _to_polars(table: pa.Table) -> pl.DataFrame:
-    found = pl.from_arrow(table)
-    assert isinstance(found, pl.DataFrame)
-    return found
 
 
 @contextmanager

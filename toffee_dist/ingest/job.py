@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from toffee_dist.ingest.summary import Ingested, gather_bad, refuse_bad, write_m
 from toffee_dist.limits import LIMITS, Limits
 from toffee_dist.settings import MAX_STEPS, EdgeSettings
 from toffee_dist.storage.files import check_writable, move_tree, read_array, remove_tree
+from toffee_dist.storage.forgotten import Forgotten
 from toffee_dist.storage.manifest import Summary
 from toffee_dist.storage.paths import as_remote, to_path
 from toffee_dist.storage.registry import count_known, registry_files
@@ -59,6 +61,7 @@ def ingest(
     say: Say = lambda line: None,
     check: Callable[[int, int], None] = lambda n_nodes, n_steps: None,
     limits: Limits = LIMITS,
+    forgotten: Forgotten | None = None,
 ) -> Ingested:
     """Read the edges and stage the tensor.
 
@@ -78,6 +81,8 @@ def ingest(
         Is told the numbers of nodes and steps as soon as they are known, and may raise.
     limits
         How much one task does.
+    forgotten
+        Ids whose rows are left out.
 
     Raises
     ------
@@ -97,7 +102,7 @@ def ingest(
     stage = out.parent / f".{out.name}.{uuid.uuid4().hex[:12]}" if as_remote(out) is None else out
     (stage / "work").mkdir(parents=True)
     try:
-        result = _ingest(settings, stage, run, say, check, limits)
+        result = _ingest(settings, stage, run, say, check, limits, forgotten)
         remove_tree(stage / "work")
         write_manifest(StagedEdges(stage), settings, *result)
         if stage != out:
@@ -117,13 +122,14 @@ def _ingest(
     say: Say,
     check: Callable[[int, int], None],
     limits: Limits,
+    forgotten: Forgotten | None,
 ) -> tuple[Summary, TimeGrid, list[SourceFile]]:
     known = _known_files(settings)
     work, tensor = str(stage / "work"), stage / "tensor"
     # Blocks on a store stay as they are; in a folder they are joined.
     joined = as_remote(stage) is None
     reading = prepare(settings, work, run, say, limits)
-    files, tasks = reading.files, reading.tasks
+    files, tasks = reading.files, [replace(task, forgotten=forgotten) for task in reading.tasks]
     found = list(run(scan, tasks))
     bad = gather_bad(found, tasks)
     if settings.on_bad_rows == "error":
@@ -178,6 +184,7 @@ def _ingest(
         skipped=dict(sorted(bad.counts.items())),
         comments=sum(record.comments for record in found),
         outside=sum(record.outside for record in found),
+        forgotten=sum(record.forgotten for record in found),
         used=used,
         self_loops=self_loops,
         duplicates=used - sum(record.n_distinct for record in merged),

@@ -22,6 +22,7 @@ from toffee_dist.ingest.validate import BadRows, clean_rows
 from toffee_dist.limits import LIMITS, Limits
 from toffee_dist.settings import MAX_STEPS
 from toffee_dist.storage.files import replacing, save_array
+from toffee_dist.storage.forgotten import Forgotten
 from toffee_dist.storage.paths import to_path
 from toffee_dist.storage.registry import Id
 
@@ -44,6 +45,8 @@ class ScanTask:
         Whether to collect the distinct times.
     limits
         How much is read at once.
+    forgotten
+        Rows with these ids are counted and left out.
     """
 
     index: int
@@ -58,6 +61,7 @@ class ScanTask:
     estimate: bool = False
     directed: bool = True
     limits: Limits = LIMITS
+    forgotten: Forgotten | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,7 @@ class ScanRecord:
     rows: int = 0
     comments: int = 0
     outside: int = 0
+    forgotten: int = 0
     lo: int | None = None
     hi: int | None = None
     sketches: dict[str, distinct_count.Hashes] = field(default_factory=dict)
@@ -127,6 +132,10 @@ def _valid_rows(task: ScanTask, record: ScanRecord) -> Iterator[pl.DataFrame]:
         if task.until is not None:
             frame = frame.filter(pl.col("time") < task.until)
         record.outside += before - frame.height
+        if task.forgotten is not None:
+            gone = task.forgotten.find(frame["source"]) | task.forgotten.find(frame["target"])
+            record.forgotten += int(gone.sum())
+            frame = frame.filter(~gone)
         if frame.height:
             lo, hi = int(frame["time"].min()), int(frame["time"].max())  # type: ignore[arg-type]
             record.lo = lo if record.lo is None else min(lo, record.lo)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from toffee_dist.kernels.sample import COSINE_POINTS, RATIO_POINTS, Tally
 from toffee_dist.kernels.solvers.base import Small, Tall
 from toffee_dist.tensor import Floats
 
@@ -46,15 +47,6 @@ def row_cosines(E: Tall, F: Tall) -> Floats:
     cosines = np.einsum("ir,ir->i", unit_rows(E), unit_rows(F))
     absent = ~(np.any(E, axis=1) & np.any(F, axis=1))
     return np.asarray(np.where(absent, np.nan, np.clip(cosines, -1.0, 1.0)))
-
-
-def degree_weights(before: NDArray[np.integer], now: NDArray[np.integer]) -> Floats:
-    """Return how far each node's move can be trusted: log(1 + the smaller of its two degrees).
-
-    A node that is well connected on both nights has a direction; one that has no edge on either of them has
-    none, and counts nothing.
-    """
-    return np.asarray(np.log1p(np.minimum(before, now)), dtype=np.float64)
 
 
 @dataclass
@@ -82,6 +74,12 @@ class Alignment:
         self.cross += X.T @ (Y * weights[:, None])
         self.nodes += int((lengths > 0).sum())
         self.weight += float(lengths.sum())
+
+    def join(self, other: Alignment) -> None:
+        """Take in the sums of other nodes."""
+        self.cross += other.cross
+        self.nodes += other.nodes
+        self.weight += other.weight
 
     def rotation(self) -> Small:
         """Return Q, r×r, orthogonal: the new vectors times Q are nearest to those before.
@@ -122,6 +120,12 @@ class SubspaceAngles:
         self.H += F.T @ F
         self.C += E.T @ F
 
+    def join(self, other: SubspaceAngles) -> None:
+        """Take in the sums of other nodes."""
+        self.G += other.G
+        self.H += other.H
+        self.C += other.C
+
     def degrees(self) -> Floats:
         """Return the principal angles in degrees, smallest first."""
         left, right = _inverse_root(self.G), _inverse_root(self.H)
@@ -159,19 +163,25 @@ def _nearest(unit: Tall, queries: NDArray[np.integer], k: int) -> list[NDArray[n
     return [row if live else row[:0] for row, live in zip(order, alive, strict=True)]
 
 
-def quantiles(values: Floats) -> dict[str, float]:
-    """Return the quantiles of finite values by name, such as ``p50``; nothing where there are none.
+def cosine_quantiles(tally: Tally) -> dict[str, float]:
+    """Return the quantiles of cosines by name, such as ``p50``; nothing where there are none.
 
     Examples
     --------
-    >>> quantiles(np.array([1.0, np.nan, 1.0]))["p50"]
+    >>> from toffee_dist.kernels.sample import tally_cosines
+    >>> cosine_quantiles(tally_cosines(np.array([1.0, np.nan, 1.0])))["p50"]
     1.0
     """
-    finite = values[np.isfinite(values)]
-    if not len(finite):
-        return {}
-    found = np.quantile(finite, QUANTILES)
-    return {f"p{round(100 * q):02d}": float(value) for q, value in zip(QUANTILES, found, strict=True)}
+    return {name: point / COSINE_POINTS for name, point in _named(tally)}
+
+
+def ratio_quantiles(tally: Tally) -> dict[str, float]:
+    """Return the quantiles of ratios by name."""
+    return {name: float(2 ** (point / RATIO_POINTS)) for name, point in _named(tally)}
+
+
+def _named(tally: Tally) -> list[tuple[str, float]]:
+    return [(f"p{round(100 * q):02d}", tally.quantile(q)) for q in QUANTILES] if tally.total else []
 
 
 def rank_auc(positive: Floats, negative: Floats) -> float:

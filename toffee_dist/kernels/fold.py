@@ -32,8 +32,8 @@ class FoldSums:
     @staticmethod
     def of(US: Tall, P: Tall) -> Floats:
         """Return ⟨US, P⟩ and ‖P‖² of every column, of some nodes."""
-        inner = np.einsum("ir,ir->r", US, P, dtype=np.float64)
-        return np.stack([inner, np.square(P, dtype=np.float64).sum(axis=0)])
+        # Sums in double, without a copy of the arrays in double.
+        return np.stack([np.einsum("ir,ir->r", left, P, dtype=np.float64) for left in (US, P)])
 
     @staticmethod
     def weights(sums: Floats, S: Floats) -> Floats:

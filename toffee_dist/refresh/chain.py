@@ -11,8 +11,8 @@ from toffee_dist.batch.plan import Shape, Stage, compare_stage, wanted_parts
 from toffee_dist.batch.write_outputs import OutputFolder
 from toffee_dist.errors import UnfinishedError
 from toffee_dist.kernels.embedding import TimeWeights
-from toffee_dist.refresh import compare
-from toffee_dist.refresh.compare import AlignTask, DriftTask, LinksTask, held_out
+from toffee_dist.limits import Limits
+from toffee_dist.refresh import align, drift, links
 from toffee_dist.refresh.expiry import ExpireTask, expire_nodes
 from toffee_dist.refresh.gate import judge
 from toffee_dist.refresh.warm import KeepTask, keep_slices
@@ -59,9 +59,9 @@ class RefreshChain(Chain):
         """Whether a rotation onto the previous run was found."""
         return self.alignment is not None
 
-    def stages(self, shape: Shape) -> tuple[Stage, ...]:
+    def stages(self, shape: Shape, limits: Limits) -> tuple[Stage, ...]:
         """Return what the chain adds to the plan."""
-        return (compare_stage(shape, self.settings),)
+        return (compare_stage(shape, self.settings, limits),)
 
     def known_nodes(self, job: Job) -> str | None:
         """Return the previous run, without the nodes that are to be forgotten."""
@@ -88,8 +88,10 @@ class RefreshChain(Chain):
         if not self.previous or zero is None:
             return
         run, outputs = str(job.run.path), _roles(job)
-        item = AlignTask(run, self.previous, outputs, zero)
-        [self.alignment] = job.map("align", compare.align_run, [item])
+        first = align.AlignTask(run, self.previous, outputs, zero, job.bounds)
+        blocks = [replace(first, index=index) for index in range(len(job.bounds) - 1)]
+        sums = job.map("align", align.align_block, blocks)
+        self.alignment = align.write_rotation(job.run, job.config.rank, sums)
         holdout = min(self.following.holdout, job.shape.n_steps - 1)
         if holdout < 1 or not zero.fitted:
             return
@@ -104,27 +106,54 @@ class RefreshChain(Chain):
             starts=replace(self.starts(job), name=zero.name),
         )
         job.solve("solve held out", [held], basis=True)
-        links = LinksTask(run, self.previous, holdout, outputs, held_out(zero), job.config.seed)
-        [self.links] = job.map("links", compare.score_links, [links])
+        asked = links.LinksTask(
+            run,
+            self.previous,
+            job.shape.n_steps - holdout,
+            holdout,
+            outputs,
+            links.held_out(zero),
+            job.bounds,
+            job.config.seed,
+        )
+        parts = [replace(asked, index=index) for index in range(len(job.bounds) - 1)]
+        links.write_links(asked, job.map("links", links.find_links, parts))
+        self.links = links.score_links(asked, job.map("links", links.look_up, parts))
+
+    def space(self) -> str:
+        """Return that of the previous run, where enough nodes are in both to say how its axes lie."""
+        if self.alignment is None:
+            return ""
+        before = RunFolder.at(self.previous).read_manifest()
+        active = before.summary.nodes if before.metrics.active is None else before.metrics.active
+        enough = self.alignment.nodes >= min(self.settings.rank, active)
+        return before.space_id if enough else ""
 
     def finish(self, job: Job, zero: ZeroSlice | None) -> RefreshRecord:
         """Keep the slices for the next refresh, measure drift, and judge."""
         run, follow = str(job.run.path), self.following
         keep = KeepTask(run, tuple(job.slices), str(follow.warm))
         [saved] = job.map("keep slices", keep_slices, [keep])
-        drift: list[Drift] = []
+        found: list[Drift] = []
         reasons: list[str] = []
         expired = 0
         if self.alignment is not None and zero is not None:
-            items = [
-                DriftTask(run, path, zero, path == self.previous, job.config.seed, job.limits.table_rows)
-                for path in dict.fromkeys([self.previous, follow.reference])
-            ]
-            drift = job.map("drift", compare.measure_drift, items)
+            with job.stage("drift") as tasks:
+                for path in dict.fromkeys([self.previous, follow.reference]):
+                    item = drift.DriftTask(
+                        run,
+                        path,
+                        zero,
+                        path == self.previous,
+                        job.config.seed,
+                        job.bounds,
+                        rows_at_once=job.limits.table_rows,
+                    )
+                    found.append(drift.measure_drift(tasks, item))
             before = RunFolder.at(self.previous).read_manifest()
-            expired = (0 if before.refresh is None else before.refresh.expired) + drift[0].expired
+            expired = (0 if before.refresh is None else before.refresh.expired) + found[0].expired
             now = job.outcome.metrics()
-            reasons = judge(now, before.metrics, drift[0], self.links, self.settings)
+            reasons = judge(now, before.metrics, found[0], self.links, self.settings)
         self._check_place(job)
         names = {name: getattr(follow, name).rpartition("/")[2] for name in ("previous", "reference")}
         return RefreshRecord(
@@ -135,7 +164,7 @@ class RefreshChain(Chain):
             links=self.links,
             saved=saved,
             expired=expired,
-            drift=drift,
+            drift=found,
             reasons=reasons,
         )
 

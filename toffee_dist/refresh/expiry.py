@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 import pyarrow.compute as pc
 
-from toffee_dist.storage.files import fetched, replacing, save_array
-from toffee_dist.storage.parquet import read_columns, reading
+from toffee_dist.storage.files import replacing, save_array
+from toffee_dist.storage.parquet import read_columns, read_frame
 from toffee_dist.storage.paths import to_path
 from toffee_dist.storage.registry import registry_files
 from toffee_dist.storage.runs import Mask, RunFolder
@@ -59,8 +59,7 @@ def expire_nodes(task: ExpireTask) -> str:
     known.registry.mkdir(parents=True, exist_ok=True)
     rows = np.cumsum(kept) - 1
     for name in registry_files(previous.registry):
-        with reading(to_path(name)), fetched(to_path(name)) as local:
-            table = pl.read_parquet(local, glob=False)
+        table = read_frame(to_path(name))
         at = table["row"].to_numpy()
         table = table.with_columns(pl.Series("row", rows[at])).filter(pl.Series(kept[at]))
         with replacing(known.registry / to_path(name).name) as temporary:

@@ -18,9 +18,12 @@ from toffee_dist.kernels.embedding import TimeWeights
 from toffee_dist.kernels.fold import fold_rows
 from toffee_dist.kernels.spectrum import iter_values, slice_matrix
 from toffee_dist.progress import Progress
+from toffee_dist.results.published import PublishedRun
 from toffee_dist.settings import EdgeSettings, InputSettings, RuntimeSettings
 from toffee_dist.storage import parquet
+from toffee_dist.storage.exports import note_export
 from toffee_dist.storage.files import scratch
+from toffee_dist.storage.forgotten import read_forgotten
 from toffee_dist.storage.paths import to_path
 from toffee_dist.storage.registry import read_ids
 from toffee_dist.storage.runs import RunFolder, StagedEdges, find_run
@@ -67,11 +70,19 @@ def fold(task: FoldTask) -> dict[str, Any]:
     columns["degree"] = pa.array(tensor.node_activity()[0][known:])
     # Edges among new nodes alone say nothing about where they belong.
     columns["is_cold"] = pa.array(cold)
-    parquet.write_parquet(to_path(task.out), columns)
+    table = parquet.with_space(columns, manifest.space_id)
+    lists = manifest.config.vectors == "list"
+    parquet.write_parquet(to_path(task.out), parquet.as_lists(table) if lists else table)
     return {"new": new, "cold": int(cold.sum())}
 
 
-def fold_in(path: Path, config: FoldConfig, out: Path, progress: Progress | None = None) -> dict[str, Any]:
+def fold_in(
+    path: Path,
+    config: FoldConfig,
+    out: Path,
+    progress: Progress | None = None,
+    space_id: str | None = None,
+) -> dict[str, Any]:
     """Give vectors to the nodes of some edges that the published run does not know.
 
     Parameters
@@ -82,10 +93,16 @@ def fold_in(path: Path, config: FoldConfig, out: Path, progress: Progress | None
         The edges of the new nodes, and where to work.
     out
         Parquet file of the results.
+    progress
+        Is shown how far it is.
+    space_id
+        Id of the space that the vectors of new nodes must be in; None: that of the run, whichever it is.
     """
     progress = progress or Progress()
     run = find_run(path)
     manifest = run.read_manifest()
+    if space_id is not None:
+        PublishedRun(run).expect_space(space_id)
     if not run.fold_weights.exists() or not run.registry.is_dir():
         raise InputError(
             "this run cannot take in new nodes",
@@ -109,9 +126,11 @@ def fold_in(path: Path, config: FoldConfig, out: Path, progress: Progress | None
         progress.stage("fold in") as done,
     ):
         on = runner(client, wait=config.wait, stall=config.stall, done=done)
-        result = ingest(edges, folder / "ingest", on, progress.say)
+        forgotten = read_forgotten(run.out)
+        result = ingest(edges, folder / "ingest", on, progress.say, forgotten=forgotten)
         item = FoldTask(
             str(run.path), str(result.folder), str(out.absolute()), manifest.config.reduce, outputs
         )
         [found] = on(fold, [item])
-    return {"run": run.run_id, "out": str(out), **found}
+    note_export(run, "fold-in", out)
+    return {"run": run.run_id, "space_id": manifest.space_id, "out": str(out), **found}

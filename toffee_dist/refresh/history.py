@@ -11,6 +11,7 @@ from typing import Any
 from toffee_dist.errors import InputError
 from toffee_dist.refresh.warm import COLD
 from toffee_dist.storage.files import passes_link, remove_file
+from toffee_dist.storage.forgotten import check_no_erasure
 from toffee_dist.storage.lock import hold_lock
 from toffee_dist.storage.runs import RunFolder, get_run, list_runs, point_to, read_pointer
 
@@ -33,6 +34,7 @@ class RunLine:
     last: str = ""
     cosine: float | None = None
     reasons: tuple[str, ...] = ()
+    space_id: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain types."""
@@ -64,6 +66,7 @@ def _describe(run: RunFolder, latest: bool) -> RunLine:
         summary.last,
         drift[0].cosine.get("p50") if drift else None,
         () if refresh is None else tuple(refresh.reasons),
+        manifest.space_id,
     )
 
 
@@ -79,6 +82,7 @@ def roll_back(out: Path, to: str | None = None) -> RunFolder:
         Where there is no such run, or it is not whole.
     """
     with hold_lock(out):
+        check_no_erasure(out)
         pointer = read_pointer(out)
         current = "" if pointer is None else pointer.run_id
         lines = describe_runs(out)

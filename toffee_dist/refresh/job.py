@@ -29,19 +29,22 @@ from toffee_dist.refresh.history import remove_old_runs
 from toffee_dist.refresh.log import FailedRefresh, Refreshed, record_refresh
 from toffee_dist.refresh.warm import COLD
 from toffee_dist.refresh.window import Window, count_steps, find_expiry, find_window
-from toffee_dist.settings import EdgeSettings, ModelSettings, RefreshConfig, RuntimeSettings
+from toffee_dist.settings import EdgeSettings, JobRuntimeSettings, ModelSettings, RefreshConfig
 from toffee_dist.storage.files import check_writable
+from toffee_dist.storage.forgotten import check_no_erasure
 from toffee_dist.storage.lock import hold_lock
 from toffee_dist.storage.manifest import Following, Manifest
 from toffee_dist.storage.paths import to_path
 from toffee_dist.storage.registry import count_known, registry_files
 from toffee_dist.storage.runs import RunFolder, find_latest, get_run, list_runs, point_to, read_pointer
+from toffee_dist.storage.spaces import check_space
 from toffee_dist.storage.vectors import damaged, first_line
 from toffee_dist.timegrid import TimeGrid
 from toffee_dist.words import hide_in
 
 # What a later refresh may change without becoming another chain: what it reads, where it runs, its limits.
-_FREE = {"inputs", "since", "until", "last", "known", "on_bad_rows", "outputs", "freqs", "tol", "max_iter"}
+_FREE = {"inputs", "since", "until", "last", "known", "on_bad_rows"}
+_FREE |= {"outputs", "vectors", "freqs", "tol", "max_iter"}
 
 
 def refresh(config: RefreshConfig, progress: Progress | None = None, limits: Limits = LIMITS) -> Refreshed:
@@ -160,6 +163,7 @@ def _locked(out: Path, keep: int, work: Callable[[], Refreshed]) -> Refreshed:
 
 
 def _refresh(config: RefreshConfig, out: Path, progress: Progress, limits: Limits) -> Refreshed:
+    check_no_erasure(out)
     latest = None if config.fresh else find_latest(out)
     before = None if latest is None else read_previous(latest)
     files, _ = find_files(config.inputs)
@@ -212,7 +216,7 @@ def _finish(
     """Go on with the run of this refresh, as far as it is."""
     if not run.complete:
         progress.say(f"going on with run {run.run_id}")
-        where = config.model_dump(include={*RuntimeSettings.model_fields, "inputs"})
+        where = config.model_dump(include={*JobRuntimeSettings.model_fields, "inputs"})
         return _resume(run, config, where, progress, limits)
     manifest = run.read_manifest()
     if manifest.state == "rejected":
@@ -326,8 +330,16 @@ def find_reference(config: RefreshConfig, latest: RunFolder, before: Manifest) -
             allowed="a complete run of this folder",
             remedy="toffee runs lists them; --reference pins another.",
         )
+    manifest = run.read_manifest()
+    check_space(
+        before.space_id,
+        manifest.space_id,
+        f"reference {run.run_id}",
+        f"the run to follow, {latest.run_id}",
+        "Leave --reference out, or choose a run of this chain: toffee runs lists them.",
+    )
     # How its rows lie in the new run's is known from one refresh to the next.
-    if _expired(run.read_manifest()) != _expired(before) and not latest.kept(run.run_id).exists():
+    if _expired(manifest) != _expired(before) and not latest.kept(run.run_id).exists():
         raise ConfigError(
             "reference",
             got=f"{run.run_id}, after which nodes were forgotten",

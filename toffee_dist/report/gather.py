@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from toffee_dist.kernels.align import unit_rows
-from toffee_dist.kernels.communities import find_communities
 from toffee_dist.kernels.frequencies import SIGNIFICANT
-from toffee_dist.report.layout import Method, find_axes, lay_out
-from toffee_dist.report.sample import choose_nodes, choose_paths
+from toffee_dist.report.layout import Method, find_communities, lay_out
+from toffee_dist.report.sample import GROUPS, choose_nodes, choose_paths
+from toffee_dist.report.stage import Paths, draw_paths, read_blocks
+from toffee_dist.report.why import EXPLAINED, explain_node, name_neighbours, neighbour_rows
 from toffee_dist.storage.files import read_json
 from toffee_dist.storage.manifest import Manifest
-from toffee_dist.storage.parquet import GROUP_ROWS, open_parquet, reading, take_rows
+from toffee_dist.storage.parquet import GROUP_ROWS, open_parquet, read_frame, reading, take_rows
 from toffee_dist.storage.runs import RunFolder
 from toffee_dist.storage.slices import slice_name
-from toffee_dist.storage.vectors import open_vectors, read_node_rows, read_nodes
+from toffee_dist.storage.vectors import CompactTable, open_vectors, read_nodes
 from toffee_dist.timegrid import TimeGrid
 
 # Frequencies that a plot has at the most: of more, those of largest energy.
@@ -37,46 +35,34 @@ Numbers = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Paths:
-    """Trajectories of some nodes of the map, on a plane of their own.
-
-    Attributes
-    ----------
-    nodes : which nodes of the map, (p,)
-    points : (p, steps, 2)
-    moments : of the steps, as in `NodeMap.seen`
-    share : of the variance, along each of the two axes
-    """
-
-    nodes: NDArray[np.int64]
-    points: Numbers
-    moments: Numbers
-    share: tuple[float, float]
-
-
-@dataclass(frozen=True, eq=False)
 class NodeMap:
     """Some nodes on a plane.
 
     Attributes
     ----------
     ids : as a person knows them; with two spaces of nodes, with the name of the space before it
+    rows : of the run
     degree, community : a number per node
-    seen : the last step; in milliseconds of the wall clock where times are moments
+    last_step : when it was last seen; −1: not in the window
     points : (nodes, 2)
     nearness : one sentence on what nearness means
     apart : silhouette of the communities
     paths : of some of them, where the run has trajectories
+    why : of some of them, by their number here: see `report.why`
+    moments : steps from which on the graph as a whole is another
     """
 
     ids: list[str]
+    rows: NDArray[np.int64]
     degree: Numbers
     community: NDArray[np.int64]
-    seen: Numbers
+    last_step: NDArray[np.int64]
     points: Numbers
     nearness: str
     apart: float
     paths: Paths | None = None
+    why: dict[int, dict[str, Any]] = field(default_factory=dict)
+    moments: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,9 +104,10 @@ def gather(run: RunFolder, manifest: Manifest, method: Method = "pca") -> Facts:
     grid = manifest.grid
     frequencies = peaks = None
     if run.frequencies.exists():
-        frequencies = read_frame(run.frequencies).filter(pl.col("k") > 0)
-        peaks = find_peaks(frequencies)
-        frequencies = strongest(frequencies)
+        with reading(run.frequencies):
+            frequencies = read_frame(run.frequencies).filter(pl.col("k") > 0)
+            peaks = find_peaks(frequencies)
+            frequencies = strongest(frequencies)
     return Facts(
         manifest=manifest,
         grid=grid,
@@ -130,12 +117,6 @@ def gather(run: RunFolder, manifest: Manifest, method: Method = "pca") -> Facts:
         nodes=draw_map(run, manifest, grid, method),
         turns=count_turns(run.drift),
     )
-
-
-def read_frame(path: Path) -> pl.DataFrame:
-    """Read a small table."""
-    with reading(path), path.open("rb") as handle:
-        return pl.read_parquet(handle)
 
 
 def strongest(frame: pl.DataFrame) -> pl.DataFrame:
@@ -167,12 +148,13 @@ def count_turns(table: Path) -> NDArray[np.int64] | None:
 
 
 def _read_fit(run: RunFolder) -> pl.DataFrame:
-    fit = read_frame(run.fit).filter(~pl.col("reduced"))
     seconds = read_json(run.timings)
-    times = [seconds.get(slice_name(k), 0.0) for k in fit["k"]]
     # f_k = ½‖X_k − A_k R_k A_kᴴ‖² + …, of ½‖X_k‖² where A_k is zero; NaN where nothing is to be fitted.
     left = 2 * pl.col("objective") / pl.col("energy")
-    return strongest(fit.with_columns(left=left, seconds=pl.Series(times, dtype=pl.Float64)))
+    with reading(run.fit):
+        fit = read_frame(run.fit).filter(~pl.col("reduced"))
+        times = [seconds.get(slice_name(k), 0.0) for k in fit["k"].cast(pl.Int64)]
+        return strongest(fit.with_columns(left=left, seconds=pl.Series(times, dtype=pl.Float64)))
 
 
 def draw_map(run: RunFolder, manifest: Manifest, grid: TimeGrid, method: Method) -> NodeMap | None:
@@ -181,16 +163,15 @@ def draw_map(run: RunFolder, manifest: Manifest, grid: TimeGrid, method: Method)
     rows = choose_nodes(run.nodes, seed)
     if not len(rows) or not {"embedding", "trajectory"} & set(outputs):
         return None
-    chosen, n_steps = choose_paths(rows, grid.n_steps, manifest.config.rank, seed)
+    table = open_vectors(run, "trajectory", manifest) if "trajectory" in outputs else None
+    # The compact form has what a node needs by itself: nothing else is read for it.
+    groups = len(rows) if isinstance(table, CompactTable) else GROUPS
+    chosen, n_steps = choose_paths(rows, grid.n_steps, manifest.config.rank, seed, groups)
     if "embedding" not in outputs:
         # The mean of a trajectory stands in for the one vector; it is read of the chosen nodes only.
         rows = chosen
     rows = np.sort(rows)
-    trajectories = None
-    if "trajectory" in outputs:
-        chosen = np.sort(chosen)
-        table = open_vectors(run, "trajectory", manifest)
-        trajectories = read_node_rows(table, chosen, grid.n_steps - n_steps)
+    first = grid.n_steps - n_steps
     if "embedding" in outputs:
         vectors = read_nodes(open_vectors(run, "embedding", manifest), rows)
         if "embedding_target" in outputs:
@@ -199,8 +180,8 @@ def draw_map(run: RunFolder, manifest: Manifest, grid: TimeGrid, method: Method)
             if len(silent):
                 vectors[silent] = read_nodes(open_vectors(run, "embedding_target", manifest), rows[silent])
     else:
-        assert trajectories is not None
-        vectors = trajectories.mean(axis=1)
+        assert table is not None
+        vectors = np.concatenate([Z.mean(axis=1) for _, Z in read_blocks(table, rows, first)])
     alive = vectors.any(axis=1)
     rows, vectors = rows[alive], vectors[alive]
     if not len(rows):
@@ -208,20 +189,36 @@ def draw_map(run: RunFolder, manifest: Manifest, grid: TimeGrid, method: Method)
     directions = unit_rows(vectors)
     known = pl.DataFrame(take_rows(run.nodes, rows, _node_columns(manifest)))
     points, nearness = lay_out(directions, method, seed)
-    community, apart = find_communities(directions, seed)
+    communities = find_communities(directions, seed)
     found = NodeMap(
         ids=_names(known),
+        rows=rows,
         degree=known["degree"].to_numpy(),
-        community=community,
-        seen=moments(grid, known["last_step"].to_numpy()),
+        community=communities.label(directions),
+        last_step=known["last_step"].fill_null(-1).to_numpy().astype(np.int64),
         points=points,
         nearness=nearness,
-        apart=apart,
+        apart=communities.apart,
     )
-    if trajectories is None:
+    paths = None if table is None else draw_paths(table, np.intersect1d(chosen, rows), first, seed)
+    if table is None or paths is None:
         return found
-    shown = np.arange(grid.n_steps - n_steps, grid.n_steps)
-    return replace(found, paths=_draw_paths(rows, chosen, trajectories, moments(grid, shown)))
+    paths = replace(paths, nodes=np.searchsorted(rows, paths.rows))
+    why = _explain(run, manifest, grid, table, found) if isinstance(table, CompactTable) else {}
+    return replace(found, paths=paths, why=why)
+
+
+def _explain(
+    run: RunFolder, manifest: Manifest, grid: TimeGrid, table: CompactTable, nodes: NodeMap
+) -> dict[int, dict[str, Any]]:
+    """Return what the page tells of the nodes with the most neighbours."""
+    best = np.argsort(-nodes.degree, kind="stable")[:EXPLAINED].tolist()
+    found = [explain_node(table.compact, int(nodes.rows[at]), grid) for at in best]
+    rows = neighbour_rows(found)
+    if len(rows):
+        known = pl.DataFrame(take_rows(run.nodes, rows, _node_columns(manifest)))
+        name_neighbours(found, pl.Series(_names(known)), rows)
+    return {at: one for at, one in zip(best, found, strict=True) if one["links"]}
 
 
 def _node_columns(manifest: Manifest) -> list[str]:
@@ -234,37 +231,3 @@ def _names(table: pl.DataFrame) -> list[str]:
     if "space" not in table.columns:
         return names
     return [f"{space} {name}" for space, name in zip(table["space"], names, strict=True)]
-
-
-def _draw_paths(rows: Numbers, chosen: Numbers, trajectories: Numbers, when: Numbers) -> Paths | None:
-    """Lay trajectories onto the plane where they vary most, each at its own root mean square length 1."""
-    size = np.sqrt(np.einsum("psr,psr->p", trajectories, trajectories) / trajectories.shape[1])
-    # A node that is never a source has no trajectory.
-    present = (size > 0) & np.isin(chosen, rows)
-    if not present.any():
-        return None
-    scaled = trajectories[present] / size[present, None, None]
-    axes = find_axes(scaled.reshape(-1, scaled.shape[2]))
-    return Paths(np.searchsorted(rows, chosen[present]), axes.project(scaled), when, axes.share)
-
-
-def moments(grid: TimeGrid, steps: Sequence[int] | Numbers) -> NDArray[np.float64]:
-    """Return when steps begin: milliseconds of the zone's wall clock, or plain numbers.
-
-    Wall clocks, because a plot's axis knows no zones.
-    """
-    known: dict[int, float] = {}
-    for step in {int(step) for step in steps}:
-        units = grid.start(step) / grid.scale.ticks
-        known[step] = 1000 * (units + _offset(units, grid.scale.zone)) if grid.scale.instant else units
-    return np.array([known[int(step)] for step in steps], dtype=np.float64)
-
-
-def _offset(seconds: float, zone: str) -> float:
-    """Return how far the wall clock of a zone is ahead of UTC, in seconds."""
-    try:
-        moment = (datetime.fromtimestamp(0, UTC) + timedelta(seconds=seconds)).astimezone(ZoneInfo(zone))
-    except (OverflowError, ValueError):
-        return 0.0  # Outside the calendar.
-    ahead = moment.utcoffset()
-    return 0.0 if ahead is None else ahead.total_seconds()

@@ -1,4 +1,4 @@
-"""Where the nodes of a report are drawn: vectors onto a plane."""
+"""Where the nodes of a report are drawn: vectors onto a plane, and which of them belong together."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.cluster import MiniBatchKMeans
+from sklearn.metrics import silhouette_score
+from threadpoolctl import threadpool_limits
 
 from toffee_dist.errors import ConfigError
 
 Method = Literal["pca", "umap"]
 Plane = NDArray[np.float64]
+
+# As many communities as can be told apart by colour and number.
+MOST_COMMUNITIES = 12
+# Nodes that the number of communities is judged on.
+JUDGED = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,3 +99,40 @@ def _place_umap(directions: NDArray[np.float64], seed: int) -> Plane:
         return find_axes(directions).project(directions)
     model = umap.UMAP(metric="cosine", random_state=seed, n_jobs=1, n_neighbors=min(15, len(directions) - 1))
     return np.asarray(model.fit_transform(directions), dtype=np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Communities:
+    """Groups of directions, largest first.
+
+    Attributes
+    ----------
+    centres : (groups, r)
+    apart : how well apart they are (silhouette, −1 … 1); 0 where there is one group only
+    """
+
+    centres: NDArray[np.float64]
+    apart: float
+
+    def label(self, directions: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the group of each direction: that of the nearest centre."""
+        products = directions @ self.centres.T.astype(directions.dtype)
+        return np.asarray((2 * products - np.square(self.centres).sum(axis=1)).argmax(axis=-1))
+
+
+def find_communities(directions: NDArray[np.float64], seed: int) -> Communities:
+    """Group directions by k-means: of 2 to `MOST_COMMUNITIES` groups, as many as have the best silhouette."""
+    different = len(np.unique(directions.round(6), axis=0))
+    judged = np.random.default_rng(seed).permutation(len(directions))[:JUDGED]
+    best = Communities(directions.mean(axis=0, keepdims=True), 0.0)
+    for count in range(2, min(MOST_COMMUNITIES, different - 1) + 1):
+        # One thread: batches are small, and threads that wait for each other take longer than the work.
+        with threadpool_limits(1):
+            model = MiniBatchKMeans(count, n_init=3, random_state=seed).fit(directions)
+        if len(np.unique(model.labels_[judged])) < 2:
+            continue
+        score = float(silhouette_score(directions[judged], model.labels_[judged]))
+        if score > best.apart:
+            order = np.argsort(-np.bincount(model.labels_, minlength=count), kind="stable")
+            best = Communities(model.cluster_centers_[order].astype(np.float64), score)
+    return best

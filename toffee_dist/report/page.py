@@ -1,60 +1,27 @@
-"""A page: sections of words, tables and plots in one file that loads nothing, in light and dark."""
+"""A page: sections of words, tables and charts in one file that loads nothing, in light and dark."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import sys
 import webbrowser
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
-
-from bokeh.embed import components
-from bokeh.models import Widget
-from bokeh.resources import Resources
-from bokeh.themes import Theme
 
 from toffee_dist.storage.paths import as_remote
 from toffee_dist.words import show_text
 
-# The greys of text and lines are readable on both papers; plots are transparent.
-_GREY = "#7d838c"
-_THEME = {
-    "attrs": {
-        "Plot": {"background_fill_color": None, "border_fill_color": None, "outline_line_color": None},
-        "Title": {"text_color": _GREY, "text_font_size": "14px"},
-        "Axis": {
-            "axis_line_color": _GREY,
-            "major_tick_line_color": _GREY,
-            "minor_tick_line_color": None,
-            "axis_label_text_color": _GREY,
-            "axis_label_text_font_style": "normal",
-            "major_label_text_color": _GREY,
-            "major_label_text_font_size": "12px",
-        },
-        "CategoricalAxis": {"group_text_color": _GREY},
-        "Grid": {"grid_line_color": _GREY, "grid_line_alpha": 0.2},
-        "Legend": {
-            "background_fill_color": None,
-            "border_line_color": None,
-            "label_text_color": _GREY,
-        },
-        "BaseColorBar": {
-            "background_fill_color": None,
-            "major_label_text_color": _GREY,
-            "title_text_color": _GREY,
-            "title_text_font_style": "normal",
-        },
-    }
-}
-# Enforced by the browser: scripts and styles of the page itself, and nothing from anywhere else. Bokeh builds
-# functions from the text of its callbacks, hence unsafe-eval.
+# What the browser enforces: this page's own script and style, known by their digests, and nothing else, from
+# nowhere. A script that somebody's id brings along does not run.
 _POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
-    "img-src data: blob:; font-src data:; form-action 'none'; base-uri 'none'"
+    "default-src 'none'; script-src {script}; style-src {style}; connect-src {connect}; img-src data:; "
+    "form-action 'none'; base-uri 'none'"
 )
 
 
@@ -69,15 +36,12 @@ class Section:
     says
         What it shows, in a sentence or two of plain text.
     html
-        Tables and the like, whose text is escaped already.
-    plots
-        Bokeh models, below it.
+        Tables, charts and the like, whose text is escaped already.
     """
 
     title: str
     says: str = ""
     html: str = ""
-    plots: tuple[Any, ...] = ()
 
 
 def _shown(text: str) -> str:
@@ -115,43 +79,65 @@ def bullets(lines: Iterable[str]) -> str:
     return f'<ul class="notes">{items}</ul>' if items else ""
 
 
-def render(title: str, subtitle: str, sections: Sequence[Section]) -> str:
+def data_block(name: str, data: object) -> str:
+    r"""Return data as part of a page, for its script: no text in it can end the block.
+
+    Examples
+    --------
+    >>> data_block("x", ["</script>"])
+    '<script type="application/json" id="x">["\\u003c/script>"]</script>'
+    """
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return f'<script type="application/json" id="{name}">{text}</script>'
+
+
+def render(
+    title: str, subtitle: str, sections: Sequence[Section], *, scripts: Sequence[str] = (), live: bool = False
+) -> str:
     """Return the whole page.
 
-    Bokeh's own script is part of it, 1.3 MB, and 0.4 MB more where there are fields to fill in.
+    Parameters
+    ----------
+    title, subtitle
+        Plain text.
+    sections
+        From top to bottom.
+    scripts
+        Assets that the page runs, in their order; that of the page itself comes first.
+    live
+        Whether the page may ask the server that it comes from.
     """
-    plots = [plot for section in sections for plot in section.plots]
-    head = script = ""
-    divs: list[str] = []
-    if plots:
-        widgets = any(isinstance(model, Widget) for plot in plots for model in plot.references())
-        head = Resources(
-            mode="inline", components=["bokeh", *(["bokeh-widgets"] if widgets else [])]
-        ).render()
-        script, found = components(plots, theme=Theme(json=_THEME))
-        divs = list(found)
     body = ""
     for section in sections:
-        own = "".join(divs.pop(0) for _ in section.plots)
         says = f'<p class="says">{_shown(section.says)}</p>' if section.says else ""
-        body += f"<section><h2>{_shown(section.title)}</h2>{says}{section.html}{own}</section>\n"
+        body += f"<section><h2>{_shown(section.title)}</h2>{says}{section.html}</section>\n"
+    style, code = asset("page.css"), ";\n".join(asset(name) for name in ("theme.js", *scripts))
+    policy = policy_of(style, code, live=live)
+    icon = '<link rel="icon" href="data:,">\n' if live else ""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{_shown(title)}</title>
-<style>{asset("page.css")}</style>
-{head}
+{icon}<title>{_shown(title)}</title>
+<style>{style}</style>
 </head>
 <body>
-<h1>{_shown(title)}</h1>
+<header><h1>{_shown(title)}</h1>
+<button id="theme" type="button" aria-label="Light or dark" title="Light or dark">◐</button></header>
 <p class="soft">{_shown(subtitle)}</p>
-{body}{script}
+{body}<script>{code}</script>
 </body>
 </html>
 """
+
+
+def policy_of(style: str, code: str, *, live: bool) -> str:
+    """Return the content security policy of a page with this style and script."""
+    digests = [b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (code, style)]
+    script, look = (f"'sha256-{digest}'" for digest in digests)
+    return _POLICY.format(script=script, style=look, connect="'self'" if live else "'none'")
 
 
 def has_display() -> bool:
@@ -163,4 +149,9 @@ def has_display() -> bool:
 
 def open_page(path: Path) -> bool:
     """Show a page in the user's browser; False where there is none, nowhere to show it, or no local file."""
-    return has_display() and as_remote(path) is None and webbrowser.open(path.absolute().as_uri())
+    return as_remote(path) is None and open_address(path.absolute().as_uri())
+
+
+def open_address(address: str) -> bool:
+    """Show an address in the user's browser; False where there is none, or nowhere to show it."""
+    return has_display() and webbrowser.open(address)

@@ -15,7 +15,7 @@ NODES = 4000
 GROUPS = 64
 # Of nodes whose trajectory is on the page: at the most so many, so many pairs of a node and a step, and so
 # many numbers that are read for them.
-PATHS, PATH_POINTS, PATH_NUMBERS = 400, 40_000, 4_000_000
+PATHS, PATH_POINTS, PATH_NUMBERS = 1500, 240_000, 16_000_000
 # At least so many nodes have a path, however many steps there are: paths are of the last steps then.
 FEWEST_PATHS = 20
 # The best connected nodes always have theirs.

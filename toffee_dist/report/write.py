@@ -8,8 +8,9 @@ from pathlib import Path
 
 from toffee_dist.report.gather import Facts, gather
 from toffee_dist.report.layout import Method
-from toffee_dist.report.page import Section, bullets, render, table
-from toffee_dist.report.plots import draw_fit, draw_nodes, draw_rhythms, draw_seconds, draw_turns
+from toffee_dist.report.page import Section, asset, bullets, data_block, render, table
+from toffee_dist.report.plots import draw_fit, draw_rhythms, draw_seconds, draw_turns
+from toffee_dist.report.scene import PLAYER, describe, make_scene
 from toffee_dist.storage.files import replacing
 from toffee_dist.storage.manifest import Drift, Manifest
 from toffee_dist.storage.runs import RunFolder
@@ -40,22 +41,24 @@ def write_report(run: RunFolder, manifest: Manifest, to: Path, method: Method = 
         temporary.write_text(page, encoding="utf-8")
 
 
-def make_page(facts: Facts) -> str:
-    """Return the page as text."""
+def make_page(facts: Facts, *, live: bool = False) -> str:
+    """Return the page as text; a live one asks the server that it comes from."""
     manifest, summary = facts.manifest, facts.manifest.summary
     return render(
         f"Run {manifest.run_id}",
         f"{summary.nodes:,} nodes over {summary.steps:,} steps of {facts.grid.step}, "
         f"{summary.first} to {summary.last}. Finished {manifest.finished}.",
         [
+            _nodes(facts, live),
             _about(facts),
-            *_nodes(facts),
             *_rhythms(facts),
             *_fit(facts),
             *_drift(facts),
             _resources(facts),
             _settings(facts),
         ],
+        scripts=() if facts.nodes is None else PLAYER,
+        live=live,
     )
 
 
@@ -128,46 +131,16 @@ def _took(manifest: Manifest) -> float:
     return (finished - begun).total_seconds()
 
 
-def _nodes(facts: Facts) -> Iterator[Section]:
+def _nodes(facts: Facts, live: bool) -> Section:
     nodes = facts.nodes
     if nodes is None:
-        yield Section("Map of nodes", "This run has no vector of a node to draw.")
-        return
+        return Section("Map of nodes", "This run has no vector of a node to draw.")
     active = facts.manifest.metrics.active
     every = facts.manifest.summary.nodes if active is None else active
-    sample = "All nodes with edges are here."
-    if len(nodes.ids) < every:
-        sample = (
-            f"Here are {len(nodes.ids):,} of the {every:,} nodes with edges: half of them the best "
-            "connected, the others drawn at random."
-        )
-    count = int(nodes.community.max()) + 1
-    groups = (
-        f"The {count} communities were found by k-means, that number because it separates them best "
-        f"(silhouette {nodes.apart:.2f}; 1 is clean, 0 is none)."
-        if count > 1
-        else "No number of communities separates these nodes."
-    )
-    plots, trajectory = draw_nodes(nodes, facts.grid)
-    yield Section(
-        "Map of nodes",
-        "Each dot is a node; nodes whose vectors point the same way, because they meet the same others, are "
-        f"near each other. {nodes.nearness} {sample} {groups} The degree of a node is the number of others "
-        "that it has edges with. Click a dot or search for an id to choose a node.",
-        plots=tuple(plots),
-    )
-    if nodes.paths is None:
-        return
-    steps = len(nodes.paths.moments)
-    last = f"; the last {steps:,} of {facts.grid.n_steps:,} steps" if steps < facts.grid.n_steps else ""
-    yield Section(
-        "Trajectory of the chosen node",
-        "Where the vector of the chosen node is at each step: on the plane where all trajectories vary most "
-        "(grey dots are the places where nodes are on average; dark is early, light is late), then its two "
-        "coordinates over time, where a rhythm shows as a wave. "
-        f"{len(nodes.paths.nodes):,} nodes of the map have their trajectory on this page{last}.",
-        plots=tuple(trajectory),
-    )
+    scene = data_block("scene", make_scene(nodes, facts.grid, live=live))
+    player = asset("player.html").replace("<!-- words -->", describe(nodes, facts.grid, every))
+    title = "Map of nodes" if nodes.paths is None else "Nodes in time"
+    return Section(title, html=player + scene)
 
 
 def _rhythms(facts: Facts) -> Iterator[Section]:
@@ -183,8 +156,8 @@ def _rhythms(facts: Facts) -> Iterator[Section]:
         "How far the structure of the graph at each frequency stands out of noise; above the dashed line it "
         "is no accident. A rhythm that is no plain wave has overtones: 7.0, 3.5 and 2.3 days tell of one "
         "week. Coloured frequencies make up the trajectory.",
-        found if rows else "<p>No frequency stands out: no rhythm of this graph shows in these steps.</p>",
-        (draw_rhythms(facts.frequencies, facts.peaks, facts.grid),),
+        (found if rows else "<p>No frequency stands out: no rhythm of this graph shows in these steps.</p>")
+        + draw_rhythms(facts.frequencies, facts.peaks, facts.grid),
     )
 
 
@@ -207,7 +180,7 @@ def _fit(facts: Facts) -> Iterator[Section]:
     if known < len(fit):
         says += f" {known:,} of {len(fit):,} have a bound; --bound computes the others."
     if len(fit) > FEW_SLICES:
-        yield Section("Fit by frequency", says, plots=tuple(draw_fit(fit, facts.grid)))
+        yield Section("Fit by frequency", says, draw_fit(fit, facts.grid))
         return
     rows = [
         (
@@ -260,8 +233,7 @@ def _drift(facts: Facts) -> Iterator[Section]:
         "Drift",
         "How far nodes moved since earlier runs. A cosine of 1 is a vector that points where it did, 0.9 one "
         "that turned by 26 degrees; the plot counts nodes by how far they turned since the previous run.",
-        html,
-        () if facts.turns is None else (draw_turns(facts.turns),),
+        html + ("" if facts.turns is None else draw_turns(facts.turns)),
     )
 
 
@@ -293,8 +265,7 @@ def _resources(facts: Facts) -> Section:
     return Section(
         "Time and memory",
         "Wall seconds of each stage of the run, in order; the report itself comes after this picture.",
-        table(rows),
-        (draw_seconds(seconds),),
+        table(rows) + draw_seconds(seconds),
     )
 
 

@@ -9,7 +9,10 @@
     rhythm      the periods of a node, and who shares them
     changes     what changed in the window, and whether chance did it
     score       the model's own score of pairs
+    explain     which links, steps and rhythms made a vector; which common directions make a score
     index       the vectors once more, for quick queries
+    outside     vectors from elsewhere beside those of a run, of the same space
+    classifier  labels of nodes by their vectors, kept for later runs of the same space
     export      the vectors in the formats of other programs
 
 Vectors are read by storage/vectors.py, in blocks: nothing here holds more than a few of them, however many

@@ -8,7 +8,11 @@ numpy      a folder: vectors.npy, ids.npy (spaces.npy)        ``numpy.load``
 faiss      the same with vectors of length 1                  ``IndexFlatIP``: inner product is the cosine
 duckdb     a script of views on the Parquet files             ``duckdb -init FILE``
 pgvector   a script with a table and COPY                     ``psql -f FILE``
+parquet, delta, lance, feast: tables that grow by a snapshot per run, see `lakes`
 ========== ================================================== ================================================
+
+Every one says which space its vectors are in: in a column, a record beside the file, or a check of the
+database.
 """
 
 from __future__ import annotations
@@ -27,14 +31,18 @@ import polars as pl
 from numpy.typing import NDArray
 
 from toffee_dist.errors import ConfigError, InputError
-from toffee_dist.results.neighbors import choose_output
-from toffee_dist.results.nodes import find_nodes
+from toffee_dist.results.lakes import GROWING, LAKES
+from toffee_dist.results.nodes import choose_output, find_nodes
 from toffee_dist.results.published import PublishedRun
-from toffee_dist.storage.files import ArrayWriter, replacing
+from toffee_dist.results.snapshots import take_snapshot
+from toffee_dist.settings import VectorLists
+from toffee_dist.storage.exports import note_export
+from toffee_dist.storage.files import ArrayWriter, replacing, write_json
+from toffee_dist.storage.spaces import SPACE_COLUMN
 from toffee_dist.storage.vectors import VectorBlock, Vectors, VectorTable, map_blocks, read_nodes
 from toffee_dist.words import show_line
 
-Format = Literal["word2vec", "numpy", "faiss", "duckdb", "pgvector"]
+Format = Literal["word2vec", "numpy", "faiss", "duckdb", "pgvector", "parquet", "delta", "lance", "feast"]
 _COPY_ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "\b": "\\b", "\f": "\\f", "\v": "\\v"}
 
 
@@ -66,7 +74,14 @@ class Selection:
 
 
 def export_run(
-    run: PublishedRun, form: str, to: Path, *, at: int | str | None = None, role: str = "source"
+    run: PublishedRun,
+    form: str,
+    to: Path,
+    *,
+    at: int | str | None = None,
+    role: str = "source",
+    steps: bool = False,
+    vectors: VectorLists | None = None,
 ) -> list[Path]:
     """Write the vectors of a run in another program's format; return the files.
 
@@ -75,19 +90,26 @@ def export_run(
     run
         A published run.
     form
-        ``word2vec``, ``numpy``, ``faiss``, ``duckdb`` or ``pgvector``.
+        ``word2vec``, ``numpy``, ``faiss``, ``duckdb``, ``pgvector``, ``parquet``, ``delta``, ``lance`` or
+        ``feast``.
     to
-        A file, or for ``numpy`` and ``faiss`` a folder; what is there already is not overwritten.
+        A file, or for ``numpy``, ``faiss``, ``delta``, ``lance`` and ``feast`` a folder. What is there
+        already is not overwritten; tables of the last three grow by the snapshot of this run.
     at
         A step or a moment: the vectors of the trajectory then.
     role
         ``source`` or ``target``, of directed graphs.
+    steps
+        Of the last four: a row per node and step.
+    vectors
+        Of the last four: lists of ``fixed`` size, or plain ones (``list``). Default: as the format has it,
+        plain for ``delta`` and ``feast``.
     """
     if form not in get_args(Format):
         raise ConfigError(
             "format", got=repr(form), allowed=", ".join(get_args(Format)), remedy="Choose one of them."
         )
-    if to.exists():
+    if to.exists() and form not in GROWING:
         raise ConfigError(
             "export",
             got=f"{to}, which exists",
@@ -101,6 +123,17 @@ def export_run(
             allowed="a name in a folder that exists",
             remedy=f"Make it first: mkdir -p {to.parent}",
         )
+    if form not in LAKES and (steps or vectors is not None):
+        raise ConfigError(
+            "--steps" if steps else "--vectors",
+            got=f"format {form}",
+            allowed=f"of the formats {', '.join(LAKES)}",
+            remedy="Leave it out, or choose one of these formats.",
+        )
+    note_export(run.folder, form, to)
+    if form in LAKES:
+        lists: VectorLists = vectors or ("list" if form in ("delta", "feast") else "fixed")
+        return LAKES[form](take_snapshot(run, at, role, steps=steps, lists=lists), to)
     if form == "duckdb":
         return _write_duckdb(run, to)
     output, step = choose_output(run, at, role)
@@ -146,7 +179,16 @@ def _write_word2vec(chosen: Selection, to: Path) -> list[Path]:
             frame = pl.DataFrame(vectors, schema=[f"v{c}" for c in range(rank)])
             frame = frame.insert_column(0, names.alias("name"))
             frame.write_csv(file, separator=" ", include_header=False, quote_style="never")
-    return [to]
+    # The format has no place for it.
+    beside = to.with_name(f"{to.name}.json")
+    write_json(beside, _describe(chosen))
+    return [to, beside]
+
+
+def _describe(chosen: Selection) -> dict[str, Any]:
+    """Return what a matrix of vectors is of, for the record beside it."""
+    of = {"run_id": chosen.run.manifest.run_id, "output": chosen.table.output, "step": chosen.step}
+    return {"space_id": chosen.table.space_id, **of, "rank": chosen.run.rank, "nodes": chosen.run.n_nodes}
 
 
 def _write_numpy(
@@ -169,6 +211,7 @@ def _write_numpy(
                     # Text of fixed width is filled up with NULs.
                     _refuse_nul("a NumPy array", part)
                     writer.append(np.asarray(part.to_list(), dtype=dtype))
+        write_json(temporary / "space.json", _describe(chosen))
         temporary.rename(to)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -198,10 +241,15 @@ def _write_duckdb(run: PublishedRun, to: Path) -> list[Path]:
     tables = {"nodes": run.nodes, "steps": run.steps, "fit": run.fit}
     tables |= {name: run.table(name) for name in run.manifest.outputs if "/" not in name}
     # A comment ends with its line, whatever comes after is SQL.
-    lines = [f"-- {show_line(run.manifest.run_id)}: views on its Parquet files."]
+    lines = [f"-- {show_line(run.manifest.run_id)}, space {run.space_id}: views on its Parquet files."]
     for name, table in tables.items():
         files = ", ".join(_literal(glob.escape(str(file))) for file in table.files)
-        lines.append(f"CREATE OR REPLACE VIEW {_name(name)} AS SELECT * FROM read_parquet([{files}]);")
+        columns = "*"
+        if table.vectors is not None and SPACE_COLUMN not in table.schema():
+            # Of a run that was made before spaces had ids.
+            columns = f"*, {_literal(table.vectors.space_id)} AS {SPACE_COLUMN}"
+        view = f"CREATE OR REPLACE VIEW {_name(name)} AS SELECT {columns}"
+        lines.append(f"{view} FROM read_parquet([{files}]);")
     with replacing(to) as temporary:
         temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return [to]
@@ -229,7 +277,7 @@ def _write_pgvector(chosen: Selection, to: Path) -> list[Path]:
     kind = "text" if dtype == pl.String else "bigint" if dtype.is_signed_integer() else "numeric(20)"
     names = chosen.id_columns
     columns = [f"node_id {kind} NOT NULL", *(["space text NOT NULL"] if "space" in names else [])]
-    table = "toffee_" + re.sub(r"\W", "_", chosen.table.output)
+    table, space = "toffee_" + re.sub(r"\W", "_", chosen.table.output), chosen.table.space_id
     # Where a statement fails, psql goes on with the next line, and what was data becomes commands: it must
     # stop at the first failure. In a transaction, nothing stays of a script that did not reach its end.
     head = [
@@ -240,6 +288,8 @@ def _write_pgvector(chosen: Selection, to: Path) -> list[Path]:
         "CREATE EXTENSION IF NOT EXISTS vector;",
         f"CREATE TABLE {table} (",
         "    " + ", ".join([*columns, f"embedding vector({run.rank}) NOT NULL"]) + ",",
+        # Rows of another space are refused by the database itself.
+        f"    space_id text NOT NULL DEFAULT '{space}' CHECK (space_id = '{space}'),",
         f"    PRIMARY KEY ({', '.join(names)})",
         ");",
         f"COPY {table} ({', '.join(names)}, embedding) FROM stdin;",

@@ -11,7 +11,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from toffee_dist.errors import ConfigError, InputError
-from toffee_dist.results.nodes import find_node, find_step
+from toffee_dist.results.nodes import choose_output, find_node
+from toffee_dist.results.outside import read_outside, refuse_moment
 from toffee_dist.results.published import PublishedRun
 from toffee_dist.storage.parquet import reading
 from toffee_dist.storage.slices import Role
@@ -30,6 +31,7 @@ def neighbors(
     metric: Metric = "cosine",
     role: Role | None = None,
     space: str | None = None,
+    where: str | None = None,
 ) -> pl.DataFrame:
     """Return the k nearest nodes: node_id, (space,) similarity, nearest first, equal ones by row.
 
@@ -52,13 +54,22 @@ def neighbors(
         graph that the node is on where it has two.
     space
         Of a graph with two sides: where the id is, if both have it.
+    where
+        Where the node's vector is, if not in the run: another run, or a Parquet file as `toffee fold-in`
+        writes it. It must be of the run's space. The nodes found are those of the run.
     """
     if metric not in get_args(Metric):
         raise ConfigError("metric", got=repr(metric), allowed="cosine, dot", remedy="Choose one of them.")
-    found = find_node(run, node, space)
-    output, step = choose_output(run, at, role or found.space or "source")
-    vectors = run.vectors(output)
-    [query] = read_nodes(vectors, [found.row], step)
+    if where is None:
+        found = find_node(run, node, space)
+        row, output, step = found.row, *choose_output(run, at, role or found.space or "source")
+        vectors = run.vectors(output)
+        [query] = read_nodes(vectors, [row], step)
+    else:
+        refuse_moment(at)
+        row, output, step = -1, *choose_output(run, None, role or space or "source")
+        vectors = run.vectors(output)
+        [query] = read_outside(run, where, [node], output, space)
     if not query.any():
         raise InputError(
             f"{node!r} has no vector",
@@ -66,25 +77,8 @@ def neighbors(
             allowed="a node with edges in this role",
             remedy="Nothing is near it. Of a directed graph, try --role target or --role source.",
         )
-    rows, scores = search(vectors.blocks(step), query, k, metric, without=found.row)
+    rows, scores = search(vectors.blocks(step), query, k, metric, without=row)
     return describe_rows(run, rows, similarity=scores)
-
-
-def choose_output(run: PublishedRun, at: int | str | None, role: str) -> tuple[str, int | None]:
-    """Return which output holds the vectors of a role, and of which step."""
-    if role not in get_args(Role):
-        raise ConfigError("role", got=repr(role), allowed="source, target", remedy="Choose one of them.")
-    if at is not None:
-        if role == "target":
-            raise ConfigError(
-                "role at a step",
-                got="target",
-                allowed="source: a trajectory has nodes as sources",
-                remedy="Leave --at or --role target out.",
-            )
-        return "trajectory", find_step(run.grid, at)
-    # Both roles of an undirected graph are the same.
-    return ("embedding_target" if role == "target" and run.manifest.directed else "embedding"), None
 
 
 def describe_rows(run: PublishedRun, rows: NDArray[np.int64], **columns: Floats) -> pl.DataFrame:

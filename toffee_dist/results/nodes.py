@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import polars as pl
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from toffee_dist.errors import ConfigError, InputError
 from toffee_dist.results.published import PublishedRun
 from toffee_dist.storage.parquet import reading
+from toffee_dist.storage.slices import Role
 from toffee_dist.timegrid import TimeGrid, parse_moment
 
 # Ids that are compared letter by letter, of those with the longest common beginning and end.
@@ -187,3 +188,20 @@ def find_step(grid: TimeGrid, at: int | str) -> int:
         allowed=f"0 to {T - 1}" + f", or a moment from {grid.show(0)} to {grid.scale.show(end)}" * moments,
         remedy=remedy or "The table steps.parquet of the run has every step and when it starts.",
     )
+
+
+def choose_output(run: PublishedRun, at: int | str | None, role: str) -> tuple[str, int | None]:
+    """Return which output holds the vectors of a role, and of which step."""
+    if role not in get_args(Role):
+        raise ConfigError("role", got=repr(role), allowed="source, target", remedy="Choose one of them.")
+    if at is not None:
+        if role == "target":
+            raise ConfigError(
+                "role at a step",
+                got="target",
+                allowed="source: a trajectory has nodes as sources",
+                remedy="Leave --at or --role target out.",
+            )
+        return "trajectory", find_step(run.grid, at)
+    # Both roles of an undirected graph are the same.
+    return ("embedding_target" if role == "target" and run.manifest.directed else "embedding"), None

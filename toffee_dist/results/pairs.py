@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
+import pyarrow as pa
 
 from toffee_dist.errors import ConfigError, InputError
+from toffee_dist.storage.parquet import scan_parquet
 
 
 def read_pairs(words: Sequence[str]) -> tuple[list[object], list[object]]:
@@ -33,8 +35,7 @@ def read_pairs(words: Sequence[str]) -> tuple[list[object], list[object]]:
 def _read_file(path: Path) -> tuple[list[object], list[object]]:
     try:
         if path.suffix == ".parquet":
-            with path.open("rb") as file:
-                frame = pl.read_parquet(file)
+            frame = scan_parquet([path]).collect()
         else:
             text = path.read_text()
             first = text.split("\n", 1)[0]
@@ -42,7 +43,7 @@ def _read_file(path: Path) -> tuple[list[object], list[object]]:
             frame = pl.read_csv(text.encode(), separator=separator, has_header=False, infer_schema=False)
             if frame.height and frame.row(0)[:2] == ("source", "target"):
                 frame = frame.slice(1)
-    except (OSError, UnicodeDecodeError, pl.exceptions.PolarsError) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException, pl.exceptions.PolarsError) as error:
         raise _unreadable(path, str(error).splitlines()[0]) from None
     names = ["source", "target"] if {"source", "target"} <= set(frame.columns) else frame.columns[:2]
     if len(names) < 2:

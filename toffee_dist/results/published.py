@@ -6,6 +6,7 @@ from toffee_dist.errors import InputError
 from toffee_dist.results.tables import Table, html_facts
 from toffee_dist.storage.manifest import Manifest
 from toffee_dist.storage.runs import RunFolder
+from toffee_dist.storage.spaces import check_space
 from toffee_dist.storage.vectors import VectorTable, open_vectors
 from toffee_dist.timegrid import TimeGrid
 
@@ -43,7 +44,9 @@ class PublishedRun:
             "rank": self.rank,
             "model": f"{config.model}, {'directed' if self.manifest.directed else 'undirected'}",
             "outputs": ", ".join(self.manifest.outputs),
+            "space": self.space_id,
             "folder": self.path,
+            "look at it": "run.explore()",
         }
         return html_facts(f"Run {self.manifest.run_id}", facts)
 
@@ -61,6 +64,21 @@ class PublishedRun:
     def rank(self) -> int:
         """Length of a vector."""
         return self.manifest.config.rank
+
+    @property
+    def space_id(self) -> str:
+        """The space that one vector per node is in: only vectors of one space may be compared."""
+        return self.manifest.space_id
+
+    def expect_space(self, space_id: str) -> None:
+        """Raise unless the run is of this space: that of vectors which somebody has stored."""
+        check_space(
+            space_id,
+            self.space_id,
+            f"run {self.manifest.run_id}",
+            "the stored vectors",
+            "Take a run of that space (toffee runs --json lists them), or make what is stored again.",
+        )
 
     @property
     def grid(self) -> TimeGrid:

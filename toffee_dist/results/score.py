@@ -16,16 +16,24 @@ that both nodes keep, one from what this pair did.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from toffee_dist.errors import InputError
 from toffee_dist.kernels.spectrum import count_freqs, inverse_transform
 from toffee_dist.results.nodes import find_nodes, find_step
+from toffee_dist.results.outside import read_outside, refuse_moment
 from toffee_dist.results.published import PublishedRun
 from toffee_dist.storage.compact import CompactTrajectory
-from toffee_dist.storage.vectors import CompactTable, VectorBlock, map_blocks, read_node_rows, read_nodes
+from toffee_dist.storage.vectors import (
+    CompactTable,
+    VectorBlock,
+    Vectors,
+    map_blocks,
+    read_node_rows,
+    read_nodes,
+)
 from toffee_dist.tensor import Floats, Ints
 
 # Pairs whose vectors are in memory at once, and bytes of factors.
@@ -40,6 +48,7 @@ def score_pairs(
     at: int | str | None = None,
     *,
     memory: bool = True,
+    where: str | None = None,
 ) -> Floats:
     """Return the model's own score of pairs, entries of the fit: summed over time, or at one step.
 
@@ -53,6 +62,8 @@ def score_pairs(
         A step or a moment; None sums over time as the run's ``reduce`` says.
     memory
         At a step of a filtered trajectory: whether what a pair itself did counts beside the low rank.
+    where
+        Where the vectors of the sources are, if not in the run; as in `neighbors`.
     """
     if len(sources) != len(targets):
         raise InputError(
@@ -62,21 +73,77 @@ def score_pairs(
             remedy="Give one target for each source.",
         )
     step = None if at is None else find_step(run.grid, at)
-    spaces = ("source", "target") if run.manifest.config.bipartite else (None, None)
-    i, j = (
-        [node.row for node in find_nodes(run, names, space)]
-        for names, space in zip((sources, targets), spaces, strict=True)
-    )
+    if where is not None:
+        refuse_moment(at)
+        spaces = _spaces(run)
+        known = np.array([node.row for node in find_nodes(run, targets, spaces[1])], dtype=np.int64)
+        E = read_outside(run, where, sources, "embedding", spaces[0])
+        outside = vector_parts(run, None)
+        return _in_batches(len(known), lambda part: outside(E[part], known[part]).sum(axis=1))
+    i, j = find_pair_rows(run, sources, targets)
     if step is not None and "factors/A_freq" in run.manifest.outputs:
         return _score_by_factors(run, i, j, step)
-    if step is not None:
-        table = run.vectors("trajectory")
-        if isinstance(table, CompactTable):
-            return _score_by_compact(table.compact, np.array(i), np.array(j), step, memory)
-    return _score_by_vectors(run, i, j, step)
+    parts_of = score_parts(run, step)
+
+    def score(part: slice) -> Floats:
+        directions, own = parts_of(i[part], j[part])
+        return np.asarray(directions.sum(axis=1) + (own if memory else 0.0))
+
+    return _in_batches(len(i), score)
 
 
-def _score_by_factors(run: PublishedRun, i: list[int], j: list[int], step: int) -> Floats:
+def _in_batches(count: int, score: Callable[[slice], Floats]) -> Floats:
+    out = np.empty(count)
+    for start in range(0, count, BATCH):
+        part = slice(start, start + BATCH)
+        out[part] = score(part)
+    return out
+
+
+def _spaces(run: PublishedRun) -> tuple[str | None, str | None]:
+    return ("source", "target") if run.manifest.config.bipartite else (None, None)
+
+
+def find_pair_rows(
+    run: PublishedRun, sources: Sequence[object], targets: Sequence[object]
+) -> tuple[Ints, Ints]:
+    """Return the rows of sources and targets."""
+    i, j = (
+        np.array([node.row for node in find_nodes(run, names, space)], dtype=np.int64)
+        for names, space in zip((sources, targets), _spaces(run), strict=True)
+    )
+    return i, j
+
+
+def score_parts(run: PublishedRun, step: int | None) -> Callable[[Ints, Ints], tuple[Floats, Floats]]:
+    """Return what gives, for rows i and j of pairs, the parts that a score without factors is the sum of.
+
+    These are (pairs, r), what both nodes have in common along each direction of the common basis, and
+    (pairs,), what the pair's own entries add at a step of a filtered trajectory, else 0.
+    """
+    table = None if step is None else run.vectors("trajectory")
+    if step is not None and isinstance(table, CompactTable):
+        # Before the rotation, which changes no product: the directions are those of the basis.
+        plain = CompactTrajectory(table.compact.folder)
+        return lambda i, j: (_company(plain, i, j, step), plain.pair_rates(i, j, step))
+    left, parts_of = run.vectors("embedding" if step is None else "trajectory"), vector_parts(run, step)
+    return lambda i, j: (parts_of(read_nodes(left, i, step), j), np.zeros(len(i)))
+
+
+def vector_parts(run: PublishedRun, step: int | None) -> Callable[[Vectors, Ints], Floats]:
+    """Return what gives, for vectors of sources and rows of targets, their products along each direction."""
+    _check_run(run, step)
+    Q, weights = _core(run, power=1 / 3 if step is None else 2 / 3)
+    right = run.vectors("embedding_target" if run.manifest.directed else "embedding")
+
+    def products(E: Vectors, j: Ints) -> Floats:
+        F = read_nodes(right, j).astype(np.float64) @ Q.T
+        return np.asarray(E.astype(np.float64) @ Q.T * weights * F)
+
+    return products
+
+
+def _score_by_factors(run: PublishedRun, i: Ints, j: Ints, step: int) -> Floats:
     """Return x̂_ij(t) of the frequencies that the trajectory has, or of all of them."""
     freqs = list(range(count_freqs(run.n_steps)))
     if "trajectory" in run.manifest.outputs:
@@ -95,39 +162,16 @@ def _score_by_factors(run: PublishedRun, i: list[int], j: list[int], step: int) 
     return out
 
 
-def _score_by_compact(compact: CompactTrajectory, i: Ints, j: Ints, step: int, memory: bool) -> Floats:
-    """Return Z_i(t)·V_j, and what the pair's own entries add; a rotation changes no product."""
-    plain = CompactTrajectory(compact.folder)
-    out = np.empty(len(i))
-    for start in range(0, len(i), BATCH):
-        part = slice(start, start + BATCH)
-        a, b = i[part], j[part]
-        out[part] = _products(plain, a, b, step)
-        if not plain.directed:
-            out[part] = (out[part] + _products(plain, b, a, step)) / 2
-        if memory:
-            out[part] += plain.pair_rates(a, b, step)
-    return out
+def _company(compact: CompactTrajectory, i: Ints, j: Ints, step: int) -> Floats:
+    """Return Z_i(t)_l·V_jl, (pairs, r); of an undirected graph the mean of both orders."""
+    found = _products(compact, i, j, step)
+    return found if compact.directed else (found + _products(compact, j, i, step)) / 2
 
 
 def _products(compact: CompactTrajectory, i: Ints, j: Ints, step: int) -> Floats:
     Z = compact.read_nodes(i, np.array([step]))[:, 0].astype(np.float64)
     targets, at = np.unique(j, return_inverse=True)
-    return np.asarray(np.einsum("pr,pr->p", Z, compact.basis(targets)[at].astype(np.float64)))
-
-
-def _score_by_vectors(run: PublishedRun, i: list[int], j: list[int], step: int | None) -> Floats:
-    _check_run(run, step)
-    core = _core(run, power=1 / 3 if step is None else 2 / 3)
-    left = run.vectors("embedding" if step is None else "trajectory")
-    right = run.vectors("embedding_target" if run.manifest.directed else "embedding")
-    out = np.empty(len(i))
-    for start in range(0, len(i), BATCH):
-        part = slice(start, start + BATCH)
-        E = read_nodes(left, i[part], step).astype(np.float64)
-        F = read_nodes(right, j[part]).astype(np.float64)
-        out[part] = np.einsum("pr,pr->p", E @ core, F)
-    return out
+    return np.asarray(Z * compact.basis(targets)[at].astype(np.float64))
 
 
 def _check_run(run: PublishedRun, step: int | None) -> None:
@@ -151,8 +195,8 @@ def _check_run(run: PublishedRun, step: int | None) -> None:
         )
 
 
-def _core(run: PublishedRun, power: float) -> Floats:
-    """Return Qᵀ diag(±S^{−power}) Q, r×r."""
+def _core(run: PublishedRun, power: float) -> tuple[Floats, Floats]:
+    """Return Q and ±S^{−power}."""
     rotation = run.folder.read_rotation(run.rank)
     Q = np.eye(run.rank) if rotation is None else rotation
 
@@ -166,4 +210,4 @@ def _core(run: PublishedRun, power: float) -> Floats:
     weights[present] = scaled[present] ** (-1.5 * power)
     if not run.manifest.directed:
         weights *= np.sign(run.folder.read_fold_weights(run.rank)[0])
-    return np.asarray(Q.T @ (weights[:, None] * Q))
+    return np.asarray(Q, dtype=np.float64), weights

@@ -62,7 +62,9 @@ class Table:
     def arrow(self) -> pa.Table:
         """Return all of it as an Arrow table."""
         with parquet.reading(self.path):
-            return self.dataset().to_table()
+            table = self.dataset().to_table()
+            table.validate(full=True)
+            return table
 
     def dataset(self) -> ds.Dataset:
         """Return an Arrow dataset, for filters and batches."""

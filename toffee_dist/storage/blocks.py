@@ -19,14 +19,13 @@ from numpy.typing import NDArray
 from toffee_dist.storage.files import (
     FileSeal,
     is_whole,
-    read_array,
+    map_array,
     read_json,
     read_text,
     replacing,
     save_array,
     write_json,
 )
-from toffee_dist.storage.paths import as_remote
 from toffee_dist.tensor import Ints
 
 BOUNDS = "blocks.json"
@@ -59,13 +58,6 @@ def read_bounds(folder: Path) -> tuple[int, ...]:
 def block_of(path: Path, index: int) -> Path:
     """Return where one block of the array `path` is."""
     return path.parent / f"{path.name.removesuffix('.npy')}.{index:05d}.npy"
-
-
-def map_array(path: Path) -> NDArray[Any]:
-    """Return an array on storage: a memory map where storage is local, else what was read."""
-    if as_remote(path) is not None:
-        return read_array(path)
-    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
 def write_sealed_record(path: Path, data: Mapping[str, Any], seals: Mapping[str, FileSeal]) -> None:

@@ -13,11 +13,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from pydantic import Field
 
 from toffee_dist.kernels.chance import discovery_rates
 from toffee_dist.storage.manifest import Count, Record
-from toffee_dist.storage.parquet import read_columns, take_rows
+from toffee_dist.storage.parquet import take_rows
 from toffee_dist.storage.runs import RunFolder
 from toffee_dist.tensor import Floats
 
@@ -129,9 +130,8 @@ def read_p_value(folder: RunFolder, row: int) -> float | None:
     return None if found is None else float(found)
 
 
-def read_p_values(folder: RunFolder, n_nodes: int) -> Floats:
-    """Return the chance of every node's change; NaN where it was not tested."""
-    if not folder.change_table.exists():
-        return np.full(n_nodes, np.nan)
-    column = read_columns(folder.change_table, ["p_value"])["p_value"].to_numpy()
-    return np.asarray(column, dtype=np.float64)
+def read_p_values(folder: RunFolder, start: int, stop: int) -> pa.Array:
+    """Return the chances of the nodes [start, stop); null where one was not tested."""
+    if not folder.change_table.exists() or start == stop:
+        return pa.nulls(stop - start, pa.float64())
+    return take_rows(folder.change_table, np.arange(start, stop), ["p_value"])["p_value"].combine_chunks()

@@ -6,6 +6,7 @@
     compact/<block>-target.npy, -step.npy, -value.npy   its entries, sorted by node, target, step
     compact/<block>-basis.npy                        its rows of V
     compact/kernel.npy, pairs.npy                    κ of every epoch, lag and direction; that of pairs
+    compact/activity.npy                             entries of all nodes at every step
     compact/header.json                              sizes, blocks, whether causal; written last
 
 One node needs its entries and the basis of their targets; one step a pass over the blocks.
@@ -18,22 +19,44 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 
 from toffee_dist.errors import InputError
 from toffee_dist.kernels.filter import ActiveRows, NodeEntries, TimeKernel, filter_rows, noise_levels
-from toffee_dist.storage.files import read_array, read_json, save_array, write_json
+from toffee_dist.storage.files import map_array, read_array, save_array
+from toffee_dist.storage.manifest import Count, Record, SpaceId, read_record, write_record
 from toffee_dist.storage.paths import as_remote
 from toffee_dist.tensor import Floats, Ints, TemporalTensor, index_dtype
 
-FORMAT = 1
+FORMAT: Final = 1
 HEADER = "header.json"
 ARRAYS = ("starts", "target", "step", "value", "basis")
 # Bytes of vectors of all steps that are made at once.
 BLOCK_BYTES = 64 * 2**20
+
+
+class CompactHeader(Record):
+    """header.json: the first node of every block and the number of nodes, and what the kernels are."""
+
+    format: Literal[1] = FORMAT
+    cuts: tuple[Count, ...] = Field(min_length=2)
+    epochs: tuple[Count, ...] = Field(min_length=1)
+    causal: bool
+    directed: bool
+    space_id: SpaceId | None = None
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        """Refuse blocks and epochs that are not in order."""
+        if self.cuts[0] != 0 or any(a >= b for a, b in pairwise(self.cuts)):
+            raise ValueError("blocks that are not in order")
+        if any(a >= b for a, b in pairwise(self.epochs)):
+            raise ValueError("epochs that are not in order")
+        return self
 
 
 def array_of(folder: Path, block: int, name: str) -> Path:
@@ -74,21 +97,20 @@ def write_kernel(
     folder: Path,
     kernel: TimeKernel,
     pairs: TimeKernel,
+    activity: NDArray[np.int64],
     cuts: tuple[int, ...],
     *,
     directed: bool,
+    space_id: str,
 ) -> None:
-    """Write the kernels of directions and of pairs, and the header."""
+    """Write the kernels of directions and of pairs, the entries of every step, and the header."""
+    save_array(folder / "activity.npy", activity)
     save_array(folder / "kernel.npy", kernel.lags)
     save_array(folder / "pairs.npy", pairs.lags)
-    header = {
-        "format": FORMAT,
-        "cuts": list(cuts),
-        "epochs": list(kernel.epochs),
-        "causal": kernel.causal,
-        "directed": directed,
-    }
-    write_json(folder / HEADER, header)
+    header = CompactHeader(
+        cuts=cuts, epochs=kernel.epochs, causal=kernel.causal, directed=directed, space_id=space_id
+    )
+    write_record(folder / HEADER, header)
 
 
 @dataclass(eq=False)
@@ -107,22 +129,13 @@ class CompactTrajectory:
     rotation: NDArray[Any] | None = None
 
     @cached_property
-    def _header(self) -> dict[str, Any]:
-        try:
-            header: dict[str, Any] = read_json(self.folder / HEADER)
-            if header["format"] != FORMAT or not all(isinstance(cut, int) for cut in header["cuts"]):
-                raise ValueError(f"format {header['format']}")
-            cuts = header["cuts"]
-            if len(cuts) < 2 or cuts[0] != 0 or any(a >= b for a, b in pairwise(cuts)):
-                raise ValueError("blocks that are not in order")
-        except (KeyError, TypeError, ValueError) as error:
-            raise self._damaged(HEADER, error) from None
-        return header
+    def _header(self) -> CompactHeader:
+        return read_record(self.folder / HEADER, CompactHeader)
 
     @property
     def cuts(self) -> tuple[int, ...]:
         """The first node of every block, and the number of nodes."""
-        return tuple(self._header["cuts"])
+        return self._header.cuts
 
     @property
     def n_nodes(self) -> int:
@@ -132,7 +145,12 @@ class CompactTrajectory:
     @property
     def directed(self) -> bool:
         """Whether (i, j) differs from (j, i)."""
-        return bool(self._header["directed"])
+        return self._header.directed
+
+    @property
+    def space_id(self) -> str | None:
+        """The space that the vectors are in; None of runs that were made before spaces had ids."""
+        return self._header.space_id
 
     @cached_property
     def kernel(self) -> TimeKernel:
@@ -146,15 +164,23 @@ class CompactTrajectory:
 
     def _kernel(self, name: str) -> TimeKernel:
         lags = self._read(self.folder / name)
-        epochs = tuple(int(at) for at in self._header["epochs"])
+        epochs = self._header.epochs
         if lags.ndim != 3 or len(lags) != len(epochs):
             raise self._damaged(name, ValueError(f"shape {lags.shape} of {len(epochs)} epochs"))
-        return TimeKernel(np.asarray(lags, dtype=np.float64), epochs, bool(self._header["causal"]))
+        return TimeKernel(np.asarray(lags, dtype=np.float64), epochs, self._header.causal)
 
     @property
     def n_steps(self) -> int:
         """T."""
         return self.kernel.n_steps
+
+    @cached_property
+    def activity(self) -> NDArray[Any]:
+        """Entries of all nodes at every step."""
+        activity = self._read(self.folder / "activity.npy")
+        if activity.shape != (self.n_steps,):
+            raise self._damaged("activity.npy", ValueError(f"shape {activity.shape}"))
+        return activity
 
     @property
     def rank(self) -> int:
@@ -169,6 +195,8 @@ class CompactTrajectory:
             if low >= high:
                 continue
             starts = self._read(array_of(self.folder, block, "starts"), low - first, high - first + 1)
+            if (np.diff(starts) < 0).any():
+                raise self._damaged("starts", ValueError("entries that are not in order"))
             rows = (int(starts[0]), int(starts[-1]))
             node = np.repeat(np.arange(low - start, high - start), np.diff(starts))
             arrays = (self._read(array_of(self.folder, block, name), *rows) for name in ARRAYS[1:4])
@@ -189,10 +217,8 @@ class CompactTrajectory:
             wanted, path = nodes[low:high] - self.cuts[block], array_of(self.folder, block, "basis")
             if as_remote(path) is None:
                 try:
-                    # Our reader checks header and size; NumPy's raises whatever a damaged header leads to.
-                    read_array(path, 0, 0)
-                    rows = np.load(path, mmap_mode="r", allow_pickle=False)[wanted]
-                except (OSError, EOFError, ValueError, IndexError) as error:
+                    rows = map_array(path)[wanted]
+                except (OSError, ValueError, IndexError) as error:
                     raise self._damaged(path.name, error) from None
             else:
                 rows = self._read(path, int(wanted[0]), int(wanted[-1]) + 1)[wanted - wanted[0]]
@@ -218,15 +244,26 @@ class CompactTrajectory:
         return np.asarray(Z if self.rotation is None else Z @ self.rotation.astype(Z.dtype), dtype=np.float32)
 
     def read_nodes(self, nodes: Ints, steps: Ints) -> NDArray[np.float32]:
-        """Return the vectors of some nodes at some steps; runs of neighbouring nodes are read at once."""
+        """Return the vectors of some nodes at some steps; many nodes are filtered at once."""
         wanted, where = np.unique(np.asarray(nodes, dtype=np.int64), return_inverse=True)
         out = np.empty((len(wanted), len(steps), self.rank), dtype=np.float32)
-        breaks = np.flatnonzero(np.diff(wanted) > 1) + 1
-        for run in np.split(np.arange(len(wanted)), breaks):
-            for part in np.array_split(run, max(1, len(run) // self.nodes_at_once(len(steps)))):
-                if len(part):
-                    out[part] = self.read(int(wanted[part[0]]), int(wanted[part[-1]]) + 1, steps)
+        size = self.nodes_at_once(len(steps))
+        for start in range(0, len(wanted), size):
+            part = wanted[start : start + size]
+            rows = self._entries_of(part).project(lambda targets: self.basis(targets).astype(np.float64))
+            out[start : start + size] = self.turned(filter_rows(rows, self.kernel, steps))
         return out[where]
+
+    def _entries_of(self, nodes: Ints) -> NodeEntries:
+        """Return the entries of some nodes, ascending, which count from 0; neighbours are read at once."""
+        breaks = np.flatnonzero(np.diff(nodes) > 1) + 1
+        parts, before = [], 0
+        for run in np.split(nodes, breaks):
+            found = self.entries(int(run[0]), int(run[-1]) + 1)
+            parts.append((found.node + before, found.target, found.step, found.value))
+            before += len(run)
+        columns = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return NodeEntries(len(nodes), self.n_steps, *columns)
 
     def noise(self, start: int, stop: int, steps: Ints) -> NDArray[np.float32]:
         """Return the noise of the vectors of [start, stop) at some steps, (nodes, steps)."""

@@ -189,15 +189,50 @@ def read_array(path: Path, start: int = 0, stop: int | None = None) -> NDArray[A
         # A damaged header may ask for any memory; the file says how much there can be. A store is asked only
         # where that would be much: it is one more request.
         if there is None or (stop - start) * row_bytes > RANGE_BYTES:
-            missing = file.tell() + shape[0] * row_bytes - path.stat().st_size
-            if missing:
-                raise ValueError(f"{abs(missing)} bytes {'are missing' if missing > 0 else 'too many'}")
+            _check_size(file.tell() + shape[0] * row_bytes, path.stat().st_size)
         rows = np.empty((stop - start, *shape[1:]), dtype)
         file.seek(start * row_bytes, os.SEEK_CUR)
         found = file.readinto(rows.reshape(-1).view(np.uint8)) if rows.nbytes else 0  # type: ignore[arg-type]
         if found != rows.nbytes:
             raise ValueError(f"{rows.nbytes - (found or 0)} bytes are missing")
         return rows
+
+
+def map_array(path: Path) -> NDArray[Any]:
+    """Return a .npy file as a memory map where storage is local, else what was read.
+
+    Raises
+    ------
+    OSError, ValueError
+        Where there is no such file, or it is not whole.
+    """
+    if as_remote(path) is not None:
+        return read_array(path)
+    shape, dtype, start = _find_numbers(path)
+    # There is nothing to map of nothing.
+    return (
+        np.asarray(np.memmap(path, dtype, "r", start, shape)) if math.prod(shape) else np.empty(shape, dtype)
+    )
+
+
+def map_to_fill(path: Path) -> np.memmap[Any, np.dtype[Any]]:
+    """Return a local .npy file that is not empty as a memory map that can be written to."""
+    shape, dtype, start = _find_numbers(path)
+    return np.memmap(path, dtype, "r+", start, shape)
+
+
+def _find_numbers(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """Return shape and type of a local .npy file, which must be whole, and where its numbers begin."""
+    with open(path, "rb") as file:
+        shape, dtype = _read_header(file)
+        start = file.tell()
+        _check_size(start + dtype.itemsize * math.prod(shape), os.fstat(file.fileno()).st_size)
+    return shape, dtype, start
+
+
+def _check_size(wanted: int, found: int) -> None:
+    if wanted != found:
+        raise ValueError(f"{abs(wanted - found)} bytes {'are missing' if wanted > found else 'too many'}")
 
 
 def count_rows(path: Path) -> int:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from toffee_dist.errors import InputError
 from toffee_dist.settings import MAX_RANK, RUN_NAME
 from toffee_dist.storage.files import read_json, write_json
+from toffee_dist.storage.spaces import old_space
 from toffee_dist.timegrid import TimeGrid
 
 # The version of everything in a folder of runs; raised when an older program could misread it.
@@ -22,6 +23,7 @@ FORMAT = 1
 T = TypeVar("T", bound="Record")
 # What readers allocate by: a damaged file must not ask for more than any run could have.
 Count = Annotated[int, Field(ge=0, lt=2**48)]
+SpaceId = Annotated[str, Field(pattern=r"\A[0-9a-f]{32}\z")]
 
 
 class Record(BaseModel):
@@ -46,6 +48,7 @@ class Summary(Record):
     skipped: dict[str, Count]
     comments: Count
     outside: Count
+    forgotten: Count = 0
     used: Count
     self_loops: Count
     duplicates: Count
@@ -84,6 +87,7 @@ class RunConfig(Record):
     reduce: str
     seed: int = Field(ge=0, lt=2**63)
     bipartite: bool
+    vectors: str = "fixed"
     keep: int = 1
 
 
@@ -226,6 +230,7 @@ class Metrics(Record):
     reused: int
     seconds: dict[str, float]
     passes: dict[str, int] | None = None
+    peaks: dict[str, int] | None = None
     active: int | None = None
     energy_share: float | None = None
     freqs: int | None = None
@@ -241,7 +246,11 @@ class Metrics(Record):
 
 
 class Manifest(Record):
-    """manifest.json: what makes a run visible, and all that is known about it."""
+    """manifest.json: what makes a run visible, and all that is known about it.
+
+    `space_id` names the space of the embedding, `spaces` those of all outputs: only vectors of one space may
+    be compared (see `storage.spaces`). A run of a version without them has ids by the first of its chain.
+    """
 
     format: int = FORMAT
     run_id: str
@@ -257,6 +266,8 @@ class Manifest(Record):
     summary: Summary
     grid: TimeGrid
     outputs: tuple[str, ...]
+    space_id: SpaceId | Literal[""] = ""
+    spaces: dict[str, SpaceId] = Field(default_factory=dict)
     refresh: RefreshRecord | None = None
     files: dict[str, FileRecord] = Field(default_factory=dict)
     metrics: Metrics
@@ -267,6 +278,27 @@ class Manifest(Record):
         if self.grid.n_steps != self.summary.steps:
             raise ValueError(f"{self.grid.n_steps} steps in the grid, {self.summary.steps} in the summary")
         return self
+
+    @model_validator(mode="after")
+    def _name_spaces(self) -> Self:
+        """Name the spaces of a run that was made before they had ids, by the first of its chain."""
+        if not self.space_id:
+            first = (self.refresh and self.refresh.reference) or self.run_id
+            self.__dict__["space_id"] = old_space(first, "embedding")
+            self.__dict__["spaces"] = {output: old_space(first, output) for output in self.outputs}
+        return self
+
+    def space_of(self, output: str) -> str:
+        """Return the id of the space that the vectors of an output are in."""
+        return self.space_id if output.startswith("embedding") else self.spaces[output]
+
+
+class IndexRecord(Record):
+    """index/<output>.json: which vectors the matrix beside it has; written after it."""
+
+    format: int = FORMAT
+    run_id: str
+    space_id: str
 
 
 class Pointer(Record):

@@ -188,6 +188,10 @@ class RunFolder:
         """Return where the vectors of an output are once more, for quick queries."""
         return self.path / "index" / f"{output}.npy"
 
+    def index_record(self, output: str) -> Path:
+        """Return where the index says of which run and space it is; without it, it is none."""
+        return self.path / "index" / f"{output}.json"
+
     def kept(self, earlier: str) -> Path:
         """Return where the run says which rows of an earlier run it still has."""
         return self.path / f"kept-{earlier}.npy"

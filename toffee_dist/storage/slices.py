@@ -27,11 +27,12 @@ from pydantic import TypeAdapter, ValidationError
 from toffee_dist.errors import InputError, UnfinishedError
 from toffee_dist.kernels.gauge import canonical_vectors
 from toffee_dist.kernels.solvers.base import SliceFactors, SliceReport, Tall, times
-from toffee_dist.storage.blocks import BOUNDS, block_of, map_array, read_bounds
+from toffee_dist.storage.blocks import BOUNDS, block_of, read_bounds
 from toffee_dist.storage.files import (
     FileSeal,
     count_rows,
     is_whole,
+    map_array,
     read_array,
     read_text,
     replacing,
@@ -267,13 +268,22 @@ class ZeroSlice:
 
     def read_vectors(self, folder: Path, role: Role, start: int = 0, stop: int | None = None) -> Tall:
         """Return the vectors of the nodes [start, stop) in a role."""
-        if self.form == "given":
-            return load_rows(array_path(folder, role, self.name), start, stop)
+        return self._finish(folder, load_rows(self._path(folder, role), start, stop))
+
+    def take_vectors(self, folder: Path, role: Role, rows: NDArray[np.int64]) -> Tall:
+        """Return the vectors of some nodes, whose numbers ascend, in a role."""
+        return self._finish(folder, np.array(open_array(self._path(folder, role))[rows]))
+
+    def _path(self, folder: Path, role: Role) -> Path:
+        array = {"given": role, "none": "A", "canonical": "U" if role == "source" else "V"}[self.form]
+        return array_path(folder, array, self.name)
+
+    def _finish(self, folder: Path, vectors: Tall) -> Tall:
         if self.form == "none":
-            A = load_rows(array_path(folder, "A", self.name), start, stop)
-            return times(A, load_rows(array_path(folder, "R", self.name)))
-        vectors = load_rows(array_path(folder, "U" if role == "source" else "V", self.name), start, stop)
-        return canonical_vectors(vectors, load_rows(array_path(folder, "S", self.name)))
+            return times(vectors, load_rows(array_path(folder, "R", self.name)))
+        if self.form == "canonical":
+            return canonical_vectors(vectors, load_rows(array_path(folder, "S", self.name)))
+        return vectors
 
 
 @dataclass(frozen=True)

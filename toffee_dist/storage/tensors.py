@@ -6,12 +6,14 @@ them, and every machine that opens the tensor joins them once, in a local copy (
 
 from __future__ import annotations
 
+import hashlib
 import json
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,15 @@ import numpy as np
 
 from toffee_dist.errors import InputError
 from toffee_dist.storage.disk import disk
-from toffee_dist.storage.files import create_array, read_array, read_text, save_array, write_json
+from toffee_dist.storage.files import (
+    create_array,
+    map_array,
+    map_to_fill,
+    read_array,
+    read_text,
+    save_array,
+    write_json,
+)
 from toffee_dist.storage.local_cache import cached_copy
 from toffee_dist.storage.manifest import LaterFormatError, refuse_later_format
 from toffee_dist.storage.paths import as_remote, to_path
@@ -30,6 +40,8 @@ HEADER = "header.json"
 FORMAT = 1
 # Blocks that are fetched at once: a request waits more than it works.
 FETCHES = 4
+# Numbers that are digested at once.
+DIGEST_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -97,7 +109,7 @@ def join_block(task: JoinTask) -> int:
         array = read_array(block_path(to_path(task.source), block.name, name))
         if not len(array):
             continue
-        place_of = np.load(Path(task.target) / f"{name}.npy", mmap_mode="r+", allow_pickle=False)
+        place_of = map_to_fill(Path(task.target) / f"{name}.npy")
         piece = place_of[start : start + len(array)]
         # Blocks may be narrower or wider than the whole; the counts of the whole decide. One pass: a task
         # that runs twice at once, on a worker given up too early, writes the same bytes twice.
@@ -257,6 +269,27 @@ def read_kind(folder: Path | str) -> tuple[bool, int]:
         return bool(header["directed"]), int(header["n_steps"])
 
 
+def digest_tensor(folder: str) -> str:
+    """Return a digest of the entries of a staged tensor: the same wherever it is, and wherever it was cut."""
+    cuts = read_cuts(folder)
+    directed, n_steps = read_kind(folder)
+    lengths, indices, tubes, steps, values = digests = tuple(hashlib.sha256() for _ in range(5))
+    for (start, _), (stop, _) in pairwise(cuts):
+        rows = open_rows(folder, start, stop)
+        for digest, array, dtype in (
+            (lengths, np.diff(rows.indptr), "<i8"),
+            (indices, rows.indices, "<i8"),
+            (tubes, np.diff(rows.tube_ptr), "<i4"),
+            (steps, rows.steps, "<i4"),
+            (values, rows.values, "<f8"),
+        ):
+            for first in range(0, len(array), DIGEST_AT_ONCE):
+                piece = np.asarray(array[first : first + DIGEST_AT_ONCE], dtype=dtype)
+                digest.update(piece.tobytes())
+    parts = [cuts[-1][0], n_steps, directed, *(digest.hexdigest() for digest in digests)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
 def _read_header(folder: Path) -> tuple[str, dict[str, Any]]:
     text = read_text(folder / HEADER)
     header = json.loads(text)
@@ -292,5 +325,44 @@ def _join_all(folder: Path, header: dict[str, Any], target: Path) -> None:
 
 
 def _open(folder: Path, header: dict[str, Any]) -> TemporalTensor:
-    arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ARRAYS}
-    return TemporalTensor(header["n_nodes"], header["n_steps"], header["directed"], **arrays)
+    arrays = {name: map_array(folder / f"{name}.npy") for name in ARRAYS}
+    tensor = TemporalTensor(
+        int(header["n_nodes"]), int(header["n_steps"]), bool(header["directed"]), **arrays
+    )
+    kinds = "".join(array.dtype.kind for array in arrays.values())
+    if kinds != "iiiif" or any(array.ndim != 1 for array in arrays.values()):
+        raise ValueError(f"arrays of the types {kinds}")
+    lengths = [len(array) for array in arrays.values()]
+    if lengths != [tensor.n_nodes + 1, tensor.n_pairs, tensor.n_pairs + 1, *[tensor.n_entries] * 2]:
+        raise ValueError(f"{lengths} numbers in {', '.join(ARRAYS)}")
+    return tensor
+
+
+def check_tensor(folder: Path) -> None:
+    """Raise where a staged tensor of a local folder leads anywhere but to its own rows, pairs and steps.
+
+    Compiled loops follow these numbers without a look. One pass, for a tensor that an earlier process left.
+
+    Raises
+    ------
+    InputError
+        Where the folder holds no complete tensor.
+    """
+    if as_remote(folder) is not None:
+        return
+    tensor = open_tensor(folder)
+    with _reading(folder):
+        for pointers, size, name in (
+            (tensor.indptr, tensor.n_pairs, "indptr"),
+            (tensor.tube_ptr, tensor.n_entries, "tube_ptr"),
+        ):
+            if pointers[0] != 0 or pointers[-1] != size or (pointers[1:] < pointers[:-1]).any():
+                raise ValueError(f"{name} is not in order")
+        for index, size, name in (
+            (tensor.indices, tensor.n_nodes, "indices"),
+            (tensor.steps, tensor.n_steps, "steps"),
+        ):
+            if len(index) and (index.min() < 0 or index.max() >= size):
+                raise ValueError(f"{name} has numbers outside of 0 to {size - 1}")
+        if not np.isfinite(tensor.values).all():
+            raise ValueError("values has numbers that are not finite")

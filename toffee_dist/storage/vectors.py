@@ -28,14 +28,18 @@ from toffee_dist.errors import InputError
 from toffee_dist.kernels.spectrum import count_freqs
 from toffee_dist.storage.compact import HEADER, CompactTrajectory
 from toffee_dist.storage.files import fetched, read_array
-from toffee_dist.storage.manifest import Manifest
-from toffee_dist.storage.parquet import list_columns, open_parquet
+from toffee_dist.storage.manifest import IndexRecord, Manifest, read_record
+from toffee_dist.storage.parquet import list_columns, open_parquet, to_matrix
 from toffee_dist.storage.runs import Mask, RunFolder
+from toffee_dist.storage.spaces import SPACE_KEY, check_space
+from toffee_dist.words import show_line
 
 # Bytes that one block of the index holds: few enough to stay in a core's cache between two passes.
 BLOCK_BYTES = 2 * 2**20
 # Threads that read and multiply; blocks in memory are at most twice as many.
 THREADS = min(2, os.cpu_count() or 1)
+
+WHOLE = "Go back to a whole run with toffee rollback."
 
 Vectors = NDArray[Any]
 T = TypeVar("T")
@@ -54,11 +58,14 @@ class VectorTable:
     shape
         (nodes, length), or (nodes, each, length) where every node has several rows: a row per step or a row
         per frequency, which are neighbours in the table. (R has a row per step or frequency, and no nodes.)
+    space_id
+        The space that the vectors are in, by the manifest; what says another is refused. (R is in none.)
     """
 
     run: RunFolder
     output: str
     shape: tuple[int, ...]
+    space_id: str = ""
 
     @property
     def n_nodes(self) -> int:
@@ -131,6 +138,7 @@ class VectorTable:
                 metadata = file.metadata
         except (OSError, ValueError, pa.ArrowException) as error:
             raise self.damaged(path, error) from None
+        self.check_space((metadata.metadata or {}).get(SPACE_KEY.encode()), f"{self.output}/{path.name}")
         for number in range(metadata.num_row_groups):
             end = start + metadata.row_group(number).num_rows
             yield RowGroup(self, path, metadata, number, start, end, step)
@@ -139,6 +147,27 @@ class VectorTable:
     def damaged(self, path: Path, error: Exception) -> InputError:
         """Return what is said of a file of it that cannot be read."""
         return damaged(self.run, f"{self.output}/{path.name}: {first_line(error)}")
+
+    def check_space(self, found: bytes | str | None, what: str, remedy: str = WHOLE) -> None:
+        """Raise where a file of the run says another space than its manifest.
+
+        Files of runs that were made before there were ids say none.
+        """
+        if found is not None and self.space_id:
+            word = found.decode("utf-8", "replace") if isinstance(found, bytes) else str(found)
+            check_space(self.space_id, word, what, f"run {self.run.run_id}", remedy)
+
+    def _find_index(self) -> Path | None:
+        """Return the index of this output; None where there is none that says what it is of."""
+        path, record = self.run.index(self.output), self.run.index_record(self.output)
+        if not path.exists() or not record.exists():
+            return None
+        of = read_record(record, IndexRecord)
+        name, remedy = f"index/{path.name}", "Make the index of this run again with toffee index."
+        self.check_space(of.space_id, name, remedy)
+        if of.run_id != self.run.run_id:
+            raise damaged(self.run, f"{name} is of run {show_line(of.run_id)}", remedy)
+        return path
 
     def blocks(self, step: int | None = None) -> Iterator[VectorBlock]:
         """Yield blocks of one vector per node in the order of nodes: of the index, or else of the parts.
@@ -150,8 +179,8 @@ class VectorTable:
         """
         if step is None and self.each > 1:
             raise ValueError(f"{self.output} has {self.each} rows per node: which of them?")
-        index = self.run.index(self.output)
-        if step is not None or not index.exists():
+        index = self._find_index() if step is None else None
+        if index is None:
             yield from self.groups(step)
             return
         rows = max(1, BLOCK_BYTES // (4 * self.length))
@@ -187,9 +216,10 @@ def open_vectors(run: RunFolder, output: str, manifest: Manifest | None = None) 
             allowed="what was asked for",
             remedy=f"Ask for it with --outputs {output.partition('/')[0].removesuffix('_target')}.",
         )
+    space_id = "" if "/R_" in output else manifest.space_of(output)
     if output == "trajectory" and (run.compact / HEADER).exists():
-        return CompactTable(run, output, shapes[output])
-    return VectorTable(run, output, shapes[output])
+        return CompactTable(run, output, shapes[output], space_id)
+    return VectorTable(run, output, shapes[output], space_id)
 
 
 @dataclass(frozen=True)
@@ -203,6 +233,7 @@ class CompactTable(VectorTable):
         if (found.n_nodes, found.n_steps, found.rank) != self.shape:
             got = f"{found.n_nodes:,} nodes, {found.n_steps:,} steps, rank {found.rank} in compact/"
             raise damaged(self.run, got)
+        self.check_space(found.space_id, f"compact/{HEADER}")
         return found
 
     @cached_property
@@ -340,12 +371,12 @@ class RowGroup:
             with open_parquet(self.path, self.metadata) as file:
                 names = [field.name for field in list_columns(file.schema_arrow)]
                 columns = file.read_row_group(self.number, columns=names, use_threads=False)
-            real, *imag = (columns[name].combine_chunks().flatten().to_numpy() for name in names)
+            real, *imag = (to_matrix(columns[name], self.table.length) for name in names)
             vectors = real.reshape(self.end - self.start, self.table.length)
         except (OSError, ValueError, pa.ArrowException) as error:
             raise self.table.damaged(self.path, error) from None
         if imag:
-            vectors = vectors + imag[0].reshape(vectors.shape) * np.complex64(1j)
+            vectors = vectors + imag[0] * np.complex64(1j)
         if self.step is None:
             return np.asarray(vectors)
         each = self.table.each
