@@ -215,6 +215,8 @@ def write_version(
             compact = True
         elif name.endswith(".parquet"):
             erased[name] = rewrite.rewrite_table(file, to, erasing)
+        elif name == old.changes.name:
+            erased[name] = rewrite.rewrite_changes(file, to, erasing)
         elif name != old.report.name:
             link_or_copy(file, to)
     if compact:
