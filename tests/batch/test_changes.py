@@ -145,6 +145,12 @@ def test_a_refresh_says_what_is_new(tmp_path: Path) -> None:
     assert drift["p_value"].drop_nulls().len() > 0
 
 
+def test_a_refresh_refuses_axes_that_it_cannot_keep(tmp_path: Path) -> None:
+    config = night(tmp_path, tmp_path / "out", outputs=("embedding", "trajectory"), basis="energy")
+    with pytest.raises(ConfigError, match="basis of a refresh"):
+        refresh(config)
+
+
 @pytest.mark.parametrize("directed", [True, False])
 def test_sums_of_communities_and_graph_are_their_loops(directed: bool) -> None:
     rng = np.random.default_rng(5)
