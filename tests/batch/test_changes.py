@@ -146,7 +146,12 @@ def test_a_refresh_says_what_is_new(tmp_path: Path) -> None:
 
 
 def test_a_refresh_refuses_axes_that_it_cannot_keep(tmp_path: Path) -> None:
-    config = night(tmp_path, tmp_path / "out", outputs=("embedding", "trajectory"), basis="energy")
+    options: dict[str, Any] = {
+        "outputs": ("embedding", "trajectory"),
+        "trajectory_by": "filter",
+        "basis": "energy",
+    }
+    config = night(tmp_path, tmp_path / "out", **options)
     with pytest.raises(ConfigError, match="basis of a refresh"):
         refresh(config)
 
