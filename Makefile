@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 include deploy/worker.env
 export
 
-.PHONY: setup demo screenshot quick test lint types check benchmarks paper clean cluster-test deploy-setup deploy-test s3-test slurm-test systemd-test image-test mixed-test watch-test ecosystem-test lock lock-test audit oldest-test
+.PHONY: setup demo screenshot quick test lint types check benchmarks paper clean cluster-test deploy-setup deploy-test s3-test slurm-test systemd-test image-test mixed-test watch-setup watch-test ecosystem-test lock lock-test audit oldest-test
 
 setup: $(VENV)/.installed
 
@@ -88,8 +88,10 @@ image-test: deploy-setup
 	$(BIN)/python -m pytest -m daemons --durations=8 tests/deploy/test_image.py
 
 # Dask's figures behind TLS, a Prometheus that fetches them, the alarms and the dashboard.
-watch-test: setup
+watch-setup:
 	@$(call debian,prometheus)
+
+watch-test: setup watch-setup
 	$(BIN)/python -m pytest -m "daemons or not daemons" --durations=5 tests/deploy/test_watching.py
 
 # Clusters of two Pythons and of two Dasks, which a job must refuse: environments of their own, as they would be.
@@ -116,8 +118,10 @@ $(VENV)/.deploy: $(VENV)/.installed
 # `ecosystem`, and environments of their own for those that pin other versions than ours. `make test` runs the tests
 # of those that are there.
 FEAST := .venv-feast
-ecosystem-test: setup $(VENV)/.ecosystem $(FEAST)/.installed
-	TOFFEE_FEAST=$(CURDIR)/$(FEAST)/bin $(BIN)/python -m pytest -m ecosystem --durations=10
+AIRFLOW := .venv-airflow
+ecosystem-test: setup $(VENV)/.ecosystem $(FEAST)/.installed $(AIRFLOW)/.installed
+	TOFFEE_FEAST=$(CURDIR)/$(FEAST)/bin TOFFEE_AIRFLOW=$(CURDIR)/$(AIRFLOW)/bin \
+	  $(BIN)/python -m pytest -m ecosystem --durations=10
 
 $(VENV)/.ecosystem: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,ecosystem]'
@@ -126,6 +130,11 @@ $(VENV)/.ecosystem: $(VENV)/.installed
 $(FEAST)/.installed:
 	$(PYTHON) -m venv $(FEAST)
 	$(FEAST)/bin/python -m pip install --quiet --disable-pip-version-check 'feast>=0.60'
+	@touch $@
+
+$(AIRFLOW)/.installed:
+	$(PYTHON) -m venv $(AIRFLOW)
+	$(AIRFLOW)/bin/python -m pip install --quiet --disable-pip-version-check 'apache-airflow>=3.0'
 	@touch $@
 
 # What the image installs, each file with its hash; where it comes from is for the one who installs.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from report import one_thread, print_json, print_table
 
 from toffee_dist.evaluation.in_time import Entries, Scorer, draw_questions
-from toffee_dist.evaluation.steps import rand_index
+from toffee_dist.evaluation.labels import rand_index
 from toffee_dist.models import find_model
 from toffee_dist.settings import FitSettings, PairWeight
 

@@ -73,6 +73,7 @@ docs/faq
 docs/edges
 docs/runs
 docs/refresh
+docs/spaces
 docs/ask
 docs/report
 docs/evaluation

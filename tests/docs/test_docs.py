@@ -26,7 +26,10 @@ from toffee_dist.results.tables import html_facts
 DOCS = ROOT / "docs"
 PAGES = [
     ROOT / "README.md",
-    *(DOCS / f"{name}.md" for name in ("tutorial", "edges", "runs", "ask", "evaluation", "faq", "method")),
+    *(
+        DOCS / f"{name}.md"
+        for name in ("tutorial", "edges", "runs", "ask", "spaces", "evaluation", "faq", "method")
+    ),
 ]
 
 

@@ -19,9 +19,10 @@ from toffee_dist.evaluation import EvaluateConfig, Events, evaluate, read_events
 from toffee_dist.evaluation.classify import mark, marks_of, standardise
 from toffee_dist.evaluation.compare import Fits
 from toffee_dist.evaluation.features import OPERATORS, Features, check_features, pair_features
+from toffee_dist.evaluation.labels import label_steps, read_labels
 from toffee_dist.evaluation.protocols import PROTOCOLS, Examples, Split, Splits, draw_examples
 from toffee_dist.evaluation.report import best_features, summarise, to_frame, write_page
-from toffee_dist.evaluation.steps import FutureConfig, StepCell, future_links, label_steps, read_labels
+from toffee_dist.evaluation.steps import FutureConfig, StepCell, future_links
 from toffee_dist.models import MODELS, fit_staged
 from toffee_dist.settings import EdgeSettings, FitSettings
 from toffee_dist.timegrid import TimeScale
@@ -358,7 +359,7 @@ def test_the_future_is_not_seen() -> None:
 
 
 def test_labels_of_each_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toffee_dist.evaluation.steps.LABEL_STEPS", 20)
+    monkeypatch.setattr("toffee_dist.evaluation.labels.LABEL_STEPS", 20)
     events, labels = planted_events(2.6, 0)
     days, nodes = np.divmod(np.arange(labels.size), labels.shape[1])
     names = np.array(["red", "blue", "green", "grey"])[labels.ravel()]

@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 
 from tests.harness.events import make_events
+from tests.harness.planted import communities
 from tests.harness.strategies import random_tensor
 from toffee_dist.cli import main
 from toffee_dist.errors import ConfigError, InputError, TooLargeError
@@ -29,28 +30,9 @@ from toffee_dist.evaluation.job import ALL_IN_TIME
 from toffee_dist.kernels.spectrum import slice_matrix, transform
 from toffee_dist.models import MODELS, find_model, rivals
 from toffee_dist.settings import FitSettings
-from toffee_dist.tensor import TemporalTensor
 
 OPTIONS = FitSettings(rank=6)
 IN_TIME = [name for name, model in MODELS.items() if model.fit_in_time]
-
-
-def communities(seed: int = 0, n_steps: int = 24, n_nodes: int = 60) -> TemporalTensor:
-    """Two ways of grouping, which take turns every six steps."""
-    rng = np.random.default_rng(seed)
-    groups = rng.integers(0, 3, (2, n_nodes))
-    i, j, t = [], [], []
-    for step in range(n_steps):
-        group = groups[step // 6 % 2]
-        a, b = np.triu_indices(n_nodes, 1)
-        linked = rng.random(len(a)) < np.where(group[a] == group[b], 0.15, 0.01)
-        i.append(a[linked])
-        j.append(b[linked])
-        t.append(np.full(int(linked.sum()), step))
-    rows = (np.concatenate(column) for column in (i, j, t))
-    return TemporalTensor.from_events(
-        *rows, n_nodes=n_nodes, n_steps=n_steps, directed=False, pair_weight="raw"
-    )
 
 
 @pytest.mark.parametrize("directed", [True, False])

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -26,6 +27,7 @@ from toffee_dist.batch.seal import check_run
 from toffee_dist.cli import cli
 from toffee_dist.errors import UnfinishedError
 from toffee_dist.forget.job import forget
+from toffee_dist.forget.rewrite import erase, rewrite_json
 from toffee_dist.refresh.history import roll_back
 from toffee_dist.refresh.job import refresh
 from toffee_dist.settings import JobConfig
@@ -205,6 +207,24 @@ def test_numbers_are_ids_too(tmp_path: Path) -> None:
     assert load_run(out).neighbors("1000000003", 40).height == 28
     start_run(config)
     assert 1_000_000_007 not in load_run(out).nodes.polars().collect()["node_id"].to_list()
+
+
+def test_a_json_file_says_nothing_of_them_any_more(tmp_path: Path) -> None:
+    said = {"nodes": [{"node_id": PERSON, "p": 0.1}, {"node_id": "bob"}], "why": [f"by {PERSON}"], "n": 7}
+    (tmp_path / "a.json").write_text(json.dumps(said))
+    assert rewrite_json(tmp_path / "a.json", tmp_path / "b.json", {PERSON: ""}) == 2
+    wanted = {"nodes": [{"node_id": "bob"}], "why": ["by a forgotten node"], "n": 7}
+    assert json.loads((tmp_path / "b.json").read_text()) == wanted
+    assert rewrite_json(tmp_path / "b.json", tmp_path / "c.json", {PERSON: ""}) == 0
+    assert (tmp_path / "b.json").samefile(tmp_path / "c.json")
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.float32(), 2), pa.list_(pa.float32())])
+def test_vectors_of_either_kind_become_zeros(kind: pa.DataType) -> None:
+    column = pa.array([[9, 9], [1, 2], [3, 4], [5, 6]], kind).slice(1)
+    found = erase(column, np.array([False, True, False]))
+    assert found.type == kind
+    assert found.to_pylist() == [[1, 2], [0, 0], [5, 6]]
 
 
 def test_a_dry_run_changes_nothing(out: Path) -> None:

@@ -175,7 +175,11 @@ def write_pictures(still: Path, moving: Path, shots: list[bytes]) -> None:
     width = 640
     height = round(frames[0].height * width / frames[0].width)
     small = [frame.resize((width, height), Image.Resampling.LANCZOS) for frame in frames]
-    palette = small[0].quantize(64)
+    # One palette for all frames, made of some of them: with others, still parts would flicker.
+    some = Image.new("RGB", (width, 4 * height))
+    for row, frame in enumerate(small[:: max(1, len(small) // 4)][:4]):
+        some.paste(frame, (0, row * height))
+    palette = some.quantize(96)
     drawn = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in small]
     drawn[0].save(moving, save_all=True, append_images=drawn[1:], duration=140, loop=0, optimize=True)
     for path in (still, moving):

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from toffee_dist.errors import InputError
-from toffee_dist.kernels.frequencies import BasisRows, ChoiceSums, choose
+from toffee_dist.kernels.frequencies import TEST_DIRECTIONS, BasisRows, ChoiceSums, choose
 from toffee_dist.storage import parquet
 from toffee_dist.storage.files import read_json, replacing, save_array
 from toffee_dist.storage.paths import to_path
@@ -84,7 +84,9 @@ def add_up_block(task: ChoiceTask) -> None:
     start, stop = task.bounds[task.index], task.bounds[task.index + 1]
 
     def basis(first: int, last: int) -> BasisRows:
-        U, V = (load_rows(array_path(folder, key, slice_name(0)), first, last) for key in "UV")
+        # One after the other: of all columns, a copy of the leading ones stays.
+        paths = (array_path(folder, key, slice_name(0)) for key in "UV")
+        U, V = (load_rows(path, first, last)[:, :TEST_DIRECTIONS].copy() for path in paths)
         return first, U, V
 
     tiles = (basis(first, last) for first, last in pairwise(task.bounds))

@@ -398,14 +398,13 @@ def _solve_stages(
         stages.append(Stage("basis", "singular vectors", alone, 7 * tall + 3 * square, alone * tall / 1e8, 0))
     if "trajectory" in settings.outputs:
         rows, pairs = _block_shape(shape, limits)
-        # U and V of the block and of a tile, their leading directions in double; the pairs; C(t).
+        # U or V of a tile; leading directions of both, of the block and of the tile, also in double; C(t).
         stages.append(
             Stage(
                 "choose",
                 f"which frequencies the trajectory needs ({settings.freqs})",
                 tasks=count_blocks(n, shape.n_pairs, limits),
-                task_bytes=rows * (4 * settings.rank * item + 640)
-                + 48 * pairs
+                task_bytes=_largest(shape, limits, rows * (settings.rank * item + 1024), 48 * pairs)
                 + 6000 * shape.n_steps
                 + 4 * BLOCK_BYTES,
                 seconds=2e-8 * shape.n_pairs * shape.n_steps,
@@ -499,10 +498,19 @@ def compare_stage(shape: Shape, settings: ModelSettings, limits: Limits = LIMITS
         tasks=count_blocks(n, shape.n_pairs, limits),
         # Which rows are still there; cosines, norms, degrees and their order. The rotation: a sum of
         # products, its singular vectors and their work; measured 8 such arrays.
-        task_bytes=9 * n + 160 * rows + 40 * pairs + held + 10 * _square_bytes(settings),
+        task_bytes=9 * n
+        + _largest(shape, limits, 160 * rows, 40 * pairs)
+        + held
+        + 10 * _square_bytes(settings),
         seconds=4 * item * tall / BYTES_PER_SECOND,
         disk=64 * n,
     )
+
+
+def _largest(shape: Shape, limits: Limits, of_rows: int, of_pairs: int) -> int:
+    """Return what a block holds: one of many has many rows with few pairs, or few rows with many."""
+    alone = count_blocks(shape.n_nodes, shape.n_pairs, limits) == 1
+    return of_rows + of_pairs if alone else max(of_rows, of_pairs)
 
 
 def _block_shape(shape: Shape, limits: Limits) -> tuple[int, int]:

@@ -152,7 +152,7 @@ def forget_command(path: str, ids: tuple[str, ...], file: str | None, dry_run: b
 
     \b
     Example:
-      toffee forget vectors alice bob
+      toffee forget vectors mallory
     """
     # Saves start-up time.
     from toffee_dist.forget.job import forget, read_id_file

@@ -45,7 +45,7 @@ def report_command(path: str, to: str | None, method: str, show: bool) -> None:
         echo("No browser or no display here: open the file where there is one.", err=True)
 
 
-@click.command("serve", short_help="The page of a run, live: search, neighbours, explain")
+@click.command("serve", short_help="The page of a run, live: search, explain, compare")
 @click.argument("path", metavar="RUN")
 @click.option(
     "--host",

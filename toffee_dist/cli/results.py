@@ -213,7 +213,7 @@ def changes_command(path: str, rate: float, count: int, as_json: bool) -> None:
             echo(_table(frame.head(count).drop(hidden)) + "\n")
 
 
-@click.command("explain", short_help="Which links, steps and rhythms made a vector or a move")
+@click.command("explain", short_help="Which links and rhythms made a vector or a move")
 @_run
 @_node
 @_at
@@ -370,7 +370,7 @@ def index_command(path: str, space_id: str | None, as_json: bool) -> None:
     echo(json.dumps({"files": files}) if as_json else "\n".join(map(show_line, files)))
 
 
-@click.command("export", short_help="word2vec, NumPy, FAISS, DuckDB, pgvector, Delta, Lance, Feast")
+@click.command("export", short_help="word2vec, NumPy, FAISS, SQL, Delta, Lance, Feast")
 @_run
 @click.option(
     "--format",

@@ -17,10 +17,18 @@ from toffee_dist.cluster.client import check_mode
 from toffee_dist.errors import ConfigError
 from toffee_dist.evaluation.classify import Classifier
 from toffee_dist.evaluation.compare import GRID, Cell, EvaluateConfig, evaluate
-from toffee_dist.evaluation.events import read_events
-from toffee_dist.evaluation.in_time import MODELS_IN_TIME, InTimeCell, ask_in_time, check_models
+from toffee_dist.evaluation.events import Events, read_events
+from toffee_dist.evaluation.in_time import (
+    MODELS_IN_TIME,
+    Entries,
+    InTimeCell,
+    ask_in_time,
+    check_models,
+    choose,
+)
+from toffee_dist.evaluation.labels import label_steps, read_labels
 from toffee_dist.evaluation.report import to_frame, write_results
-from toffee_dist.evaluation.steps import FutureConfig, StepCell, future_links, label_steps, read_labels
+from toffee_dist.evaluation.steps import FutureConfig, StepCell, future_links
 from toffee_dist.models import MODELS
 from toffee_dist.settings import (
     EdgeSettings,
@@ -118,11 +126,12 @@ def run_job(job: EvaluateJob, say: Say = lambda line: None) -> Evaluated:
         marks = []
         if job.future is not None:
             marks += future_links(events, job.future, job.config.options, say)
-        if labels is not None:
-            past = events.past()
-            marks += label_steps(past.tensor, labels, job.config.options, past.grid.show, say)
         seeds = range(job.config.first_seed, job.config.first_seed + job.config.seeds)
         weighted = replace(events, pair_weight="log") if job.edges.pair_weight == "auto" else events
+        if labels is not None:
+            past, options = weighted.past(), job.config.options
+            methods = _label_methods(weighted, job.in_time, options)
+            marks += label_steps(past.tensor, labels, options, past.grid.show, say, methods)
         hidden = []
         if job.in_time:
             hidden = ask_in_time(weighted, job.in_time, job.config.options, seeds, say, job.cache)
@@ -141,6 +150,29 @@ def run_job(job: EvaluateJob, say: Say = lambda line: None) -> Evaluated:
         write_results(stage, about, cells, steps, in_time, Path(hide_secrets(job.edges.inputs[0])).name)
         move_tree(stage, out)
     return Evaluated(about, cells, steps, in_time)
+
+
+def _label_methods(
+    events: Events, models: Sequence[str], options: FitSettings
+) -> dict[str, tuple[str, float | None]] | None:
+    """Return the models whose vectors are compared with labels; a bandwidth is chosen on hidden entries."""
+    named = [name for name in models if MODELS[name].fit_in_time and name not in SAME_VECTORS]
+    if not models:
+        return None
+    if not named:
+        raise ConfigError(
+            "model with --labels", got=", ".join(models), allowed="at least one with vectors, such as toffee"
+        )
+    entries = Entries.of(replace(events, pair_weight="raw").past().tensor)
+    return {
+        name: (
+            name,
+            choose(MODELS[name], entries, events.pair_weight, options, options.seed)[0]
+            if MODELS[name].smoothing
+            else None,
+        )
+        for name in named
+    }
 
 
 @contextmanager
@@ -194,6 +226,8 @@ _DEFAULT = EvaluateConfig()
 _GROUP = shown("Evaluation")
 Protocol = Literal["link-paper", "link-new", "link-hard", "in-time", "none"]
 IN_TIME = "in-time"
+# Their vectors are those of another model: only scores of pairs differ.
+SAME_VECTORS = ("toffee-pairs",)
 # What `--model all` stands for.
 ALL = "all"
 ALL_MODELS = tuple(name for name, model in MODELS.items() if model.fit or model.score)
@@ -263,7 +297,8 @@ class EvaluateSettings(EdgeSettings, FitSettings, RuntimeSettings, OutSettings):
     )
     labels: str | None = Field(
         None,
-        description="Parquet or CSV file with node, label and perhaps step, to compare with.",
+        description="Parquet, CSV or TSV file with node, label and perhaps step: how well vectors of each "
+        "step know them; with in-time, those of its models.",
         json_schema_extra=shown("Evaluation", "FILE"),
     )
     mode: str = Field(

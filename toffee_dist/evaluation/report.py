@@ -18,6 +18,11 @@ from toffee_dist.evaluation.steps import StepCell
 CELLS, STEPS, IN_TIME = "cells.parquet", "steps.parquet", "in_time.parquet"
 RESULT, PAGE = "result.json", "report.html"
 _TYPES = {"str": pl.String, "int": pl.Int64, "float": pl.Float64}
+STEP_MARKS = {
+    "future": "average precision",
+    "labels": "adjusted Rand index",
+    "later-windows": "share of right labels",
+}
 MARKS = ("micro_f1", "roc_auc", "average_precision", "fresh_f1")
 
 
@@ -98,7 +103,8 @@ def describe_steps(cells: pl.DataFrame) -> str:
     tables = []
     titles = {
         "future": "links of a coming step: average precision",
-        "labels": "labels at each step: adjusted Rand index",
+        "labels": "labels at each step: adjusted Rand index of k-means",
+        "later-windows": "labels of other nodes at later steps: share that a classifier gets right",
     }
     for question in cells["question"].unique(maintain_order=True):
         own = cells.filter(pl.col("question") == question)
@@ -197,7 +203,7 @@ def write_page(
         sections.append(Section(protocol, says, tables + _bars(own) + _against_time(own)))
     if steps is not None and not steps.is_empty():
         for question in steps["question"].unique(maintain_order=True):
-            label = "average precision" if question == "future" else "adjusted Rand index"
+            label = STEP_MARKS[question]
             own_steps = steps.filter(pl.col("question") == question)
             says = f"How well each method does at every step: {label}, 1 is perfect."
             sections.append(Section(question, says, _by_step(own_steps, label)))

@@ -1,18 +1,15 @@
-"""Questions about one step: which pairs link on a given coming day, and who belongs together on a given day.
+"""Questions about a coming step: which pairs link on a given day.
 
 Here the frequencies other than zero must earn their keep: a sum over time knows no day.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
-import pyarrow as pa
 import scipy.sparse as sp
 
 from toffee_dist.errors import ConfigError, InputError
@@ -22,9 +19,7 @@ from toffee_dist.kernels.frequencies import choose_freqs
 from toffee_dist.kernels.gauge import common_basis
 from toffee_dist.kernels.solvers import solve_slices
 from toffee_dist.kernels.spectrum import inverse_transform
-from toffee_dist.models import find_model
 from toffee_dist.settings import FitSettings
-from toffee_dist.storage.parquet import scan_parquet
 from toffee_dist.tasks import Say
 from toffee_dist.tensor import Floats, TemporalTensor
 
@@ -34,21 +29,11 @@ ALL_PAIRS = 4_000_000
 HALF_LIFE = 4.0
 # Shares of the harmonics that ``chosen`` chooses from.
 SHARES = (0.0, 0.1, 0.25, 0.5, 1.0)
-# Steps whose communities are looked for, at the most; spread evenly over time.
-LABEL_STEPS = 70
-# What communities at each step are looked for in, by the name of the model in time.
-LABEL_MODELS = {
-    "trajectory": "toffee",
-    "trajectory-als": "toffee-als",
-    "static": "static",
-    "snapshot-svd": "snapshot",
-    "unfolded-svd": "uase",
-}
 
 
 @dataclass(frozen=True)
 class StepCell:
-    """One mark of one method at one step: average precision, or adjusted Rand index."""
+    """One mark of one method at one step: what is measured depends on the question."""
 
     question: str
     method: str
@@ -288,119 +273,3 @@ def average_precision(linked: Any, score: Floats) -> float:
     from sklearn.metrics import average_precision_score
 
     return float(average_precision_score(linked, score))
-
-
-def label_steps(
-    tensor: TemporalTensor,
-    labels: Int64s,
-    options: FitSettings,
-    show: Callable[[int], str] = str,
-    say: Say = lambda line: None,
-) -> list[StepCell]:
-    """Find communities at each step by k-means on its vectors, and compare with labels.
-
-    Parameters
-    ----------
-    tensor
-        The graph.
-    labels : (n_steps, n_nodes)
-        The label of every node at every step; -1 where it has none.
-    options
-        Uses the rank, λ and the seed.
-    show
-        The name of a step.
-
-    Returns
-    -------
-    cells
-        The adjusted Rand index of: ``trajectory`` (the filter), ``trajectory-als`` (the frequencies that
-        stand out of the noise), ``static`` (the sum), ``snapshot-svd`` (each step alone) and
-        ``unfolded-svd`` ([X(1) … X(T)] at once).
-    """
-    if labels.shape != (tensor.n_steps, tensor.n_nodes):
-        raise InputError(
-            "labels",
-            got=labels.shape,
-            allowed=f"{tensor.n_steps} steps × {tensor.n_nodes} nodes",
-            remedy="Give a label for every step and node.",
-        )
-    useful = [t for t in range(tensor.n_steps) if len(np.unique(labels[t][labels[t] >= 0])) > 1]
-    if not useful:
-        raise InputError(
-            "labels",
-            got="no step with two labels",
-            allowed="at least one such step",
-            remedy="Where all nodes are alike there is nothing to find: check the labels.",
-        )
-    steps = [useful[k] for k in np.unique(np.linspace(0, len(useful) - 1, LABEL_STEPS).round().astype(int))]
-    cells = []
-    for method, model in LABEL_MODELS.items():
-        fit = find_model(model).fit_in_time
-        assert fit is not None
-        found = fit(tensor, options, None)
-        for t in steps:
-            mark = rand_index(found.vectors(t), labels[t], options.seed)
-            cells.append(StepCell("labels", method, t, show(t), mark))
-    return cells
-
-
-def rand_index(vectors: Any, labels: Int64s, seed: int) -> float:
-    """Return the adjusted Rand index of k-means on the labelled nodes against their labels."""
-    # Saves start-up time.
-    from sklearn.cluster import KMeans
-    from sklearn.metrics import adjusted_rand_score
-
-    known = labels >= 0
-    rows = np.asarray(vectors)[known]
-    count = min(len(np.unique(labels[known])), len(np.unique(rows, axis=0)))
-    found = KMeans(count, n_init=10, random_state=seed).fit_predict(rows)
-    return float(adjusted_rand_score(labels[known], found))
-
-
-def read_labels(path: Path, events: Events) -> Int64s:
-    """Read labels of nodes, for all steps or for each.
-
-    Parameters
-    ----------
-    path
-        Parquet or CSV with the columns ``node``, ``label`` and, where labels change, ``step`` (from 0).
-    events
-        Whose nodes and steps these are.
-
-    Returns
-    -------
-    (n_steps, n_nodes of the tensor), -1 where a node has no label
-    """
-    try:
-        is_parquet = path.suffix == ".parquet"
-        table = scan_parquet([path]).collect() if is_parquet else pl.read_csv(path, glob=False)
-        table = table.select(
-            pl.col("node").cast(events.ids.dtype),
-            pl.col("label").rank("dense").cast(pl.Int64) - 1,
-            (pl.col("step") if "step" in table.columns else pl.lit(None)).cast(pl.Int64).alias("step"),
-        )
-    except (pl.exceptions.PolarsError, pa.ArrowException, OSError) as error:
-        raise InputError(
-            f"cannot read labels from {path}",
-            got=str(error).splitlines()[0],
-            allowed="Parquet or CSV with node, label and, where labels change, step",
-            remedy="Write a header: node,label or node,step,label.",
-        ) from None
-    grid = events.grid()
-    nodes = np.unique(np.concatenate([events.source, events.target]))
-    rows = pl.DataFrame({"node": events.ids.gather(nodes), "row": np.arange(len(nodes))})
-    table = table.join(rows, on="node", how="inner")
-    outside = table.filter((pl.col("step") < 0) | (pl.col("step") >= grid.n_steps))
-    if table.is_empty() or not outside.is_empty():
-        raise InputError(
-            f"labels of {path}",
-            got="no node of the graph" if table.is_empty() else f"step {outside['step'][0]}",
-            allowed=f"nodes of the graph, steps 0 to {grid.n_steps - 1}",
-            remedy="Write ids and steps as the edges have them.",
-        )
-    labels = np.full((grid.n_steps, len(nodes)), -1)
-    always = table.filter(pl.col("step").is_null())
-    labels[:, always["row"].to_numpy()] = always["label"].to_numpy()
-    some = table.filter(pl.col("step").is_not_null())
-    labels[some["step"].to_numpy(), some["row"].to_numpy()] = some["label"].to_numpy()
-    return labels

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from toffee_dist.storage import parquet
 from toffee_dist.storage.changes import ChangesRecord, CommunityChange
 from toffee_dist.storage.compact import ARRAYS, HEADER, CompactHeader, array_of
-from toffee_dist.storage.files import link_or_copy, map_array, read_array, save_array
+from toffee_dist.storage.files import link_or_copy, map_array, read_array, read_json, save_array, write_json
 from toffee_dist.storage.manifest import Drift, Manifest, read_record, write_record
 from toffee_dist.storage.runs import RunFolder
 from toffee_dist.storage.spaces import SPACE_COLUMN
@@ -131,6 +131,12 @@ def erase(column: pa.Array, where: NDArray[np.bool_], *, nothing: bool = False) 
         return pa.FixedSizeListArray.from_arrays(pa.array(np.ravel(numbers)), type=column.type)
     if nothing:
         return pc.if_else(pa.array(where), pa.scalar(None, column.type), column)
+    if pa.types.is_list(column.type):
+        offsets = column.offsets.to_numpy()
+        numbers = column.flatten().to_numpy(zero_copy_only=False).copy()
+        numbers[np.repeat(where, np.diff(offsets))] = 0
+        lists = pa.ListArray.from_arrays(pa.array(offsets - offsets[0]), pa.array(numbers))
+        return lists.cast(column.type)
     plain = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
     # Whoever has no vector is cold, and that is all that is said of anybody by yes or no.
     zero = True if pa.types.is_boolean(column.type) else 0 if plain else None
@@ -194,6 +200,37 @@ def rewrite_rows(path: Path, to: Path, rows: NDArray[np.int64]) -> int:
     array[rows[rows < len(array)]] = 0
     save_array(to, array)
     return len(rows)
+
+
+def rewrite_json(path: Path, to: Path, names: Mapping[str, Any]) -> int:
+    """Write a JSON file without what it says of some nodes; return how many places, 0: it is linked."""
+    found, erased = read_json(path), 0
+
+    def without(value: Any) -> Any:
+        nonlocal erased
+        if isinstance(value, dict):
+            return {key: without(item) for key, item in value.items()}
+        if isinstance(value, list):
+            stays = [item for item in value if not _is_of(item, names)]
+            erased += len(value) - len(stays)
+            return [without(item) for item in stays]
+        if isinstance(value, str):
+            hidden = hide_names(value, names)
+            erased += hidden != value
+            return hidden
+        return value
+
+    changed = without(found)
+    if erased:
+        write_json(to, changed)
+    else:
+        link_or_copy(path, to)
+    return erased
+
+
+def _is_of(item: Any, names: Mapping[str, Any]) -> bool:
+    """Whether an item of a list is about one of the nodes."""
+    return isinstance(item, dict) and any(str(item.get(key)) in names for key in IDS)
 
 
 def rewrite_manifest(manifest: Manifest, erasing: Erasing, runs: Mapping[str, str]) -> Manifest:

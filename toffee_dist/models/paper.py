@@ -175,9 +175,10 @@ def join(task: RowsTask) -> FitReport:
     return found
 
 
-# Seconds of a slice by plain ALS, per n·r², pair·r and r³ of an iteration, and iterations until it settles.
-# Rough, from the number of operations; on wildbird (r 128) the estimate is 2.2 times what was measured.
-TALL_SECONDS, PAIR_SECONDS, SMALL_SECONDS, USUAL_ITERATIONS = 1e-9, 6e-9, 6e-9, 60
+# Seconds of a slice by plain ALS: per n·r², pair·r and r³ of an iteration, and of what every slice has
+# (files, transform); iterations until it settles. From wildbird, email, hypertext (benchmarks/paper.py) and
+# mathoverflow (benchmarks/systems.py): the estimate is 1 to 2 times what was measured.
+TALL_SECONDS, PAIR_SECONDS, SMALL_SECONDS, USUAL_ITERATIONS, SLICE_SECONDS = 4e-10, 4e-10, 5e-9, 60, 0.03
 
 
 def paper_costs(sizes: Sizes, directed: bool, options: FitSettings) -> Sequence[Cost]:
@@ -186,7 +187,7 @@ def paper_costs(sizes: Sizes, directed: bool, options: FitSettings) -> Sequence[
     n_freqs, item = count_freqs(n_steps), 2 * options.dtype.itemsize
     iterations = min(options.max_iter, USUAL_ITERATIONS)
     used = min(rank, n)
-    one = 0.002 + iterations * (
+    one = SLICE_SECONDS + iterations * (
         TALL_SECONDS * n * used**2 + PAIR_SECONDS * sizes.n_pairs * used + SMALL_SECONDS * used**3
     )
     rows = rows_per_block(n, n_steps, rank)

@@ -129,7 +129,9 @@ def draw_paths(table: VectorTable, rows: Numbers, first: int, seed: int) -> Path
     present = np.flatnonzero(drawn.size.any(axis=1))
     drawn = Drawn(*(getattr(drawn, name)[present] for name in columns))
     counted = isinstance(table, CompactTable)
-    activity = table.compact.activity[first:] if isinstance(table, CompactTable) else drawn.size.mean(axis=0)
+    activity = drawn.size.mean(axis=0)
+    if isinstance(table, CompactTable):
+        activity = table.compact.activity[first:]
     return Paths(present, np.asarray(rows)[present], first, drawn, activity, counted, stage)
 
 

@@ -175,12 +175,14 @@ class CompactTrajectory:
         return self.kernel.n_steps
 
     @cached_property
-    def activity(self) -> NDArray[Any]:
-        """Entries of all nodes at every step."""
-        activity = self._read(self.folder / "activity.npy")
-        if activity.shape != (self.n_steps,):
-            raise self._damaged("activity.npy", ValueError(f"shape {activity.shape}"))
-        return activity
+    def activity(self) -> NDArray[np.int64]:
+        """Entries of all nodes at every step, counted."""
+        total = np.zeros(self.n_steps, dtype=np.int64)
+        for block in range(len(self.cuts) - 1):
+            step = self._read(array_of(self.folder, block, "step"))
+            self._check(step, self.n_steps, "step")
+            total += np.bincount(step, minlength=self.n_steps)
+        return total
 
     @property
     def rank(self) -> int:

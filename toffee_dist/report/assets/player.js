@@ -194,7 +194,7 @@ const drawStrip = () => {
   const x = across(state.at, width)
   pen.beginPath(); pen.moveTo(x, SHARES[0] - 4); pen.lineTo(x, ACTS[0] + ACTS[1] + 2); pen.stroke()
   pen.fillStyle = css.soft; pen.font = "11.5px system-ui, sans-serif"
-  const marks = steps < 2 ? [0] : width > 700 ? [0, 0.25, 0.5, 0.75, 1] : width > 360 ? [0, 0.5, 1] : [0, 1]
+  const marks = steps < 2 ? [0] : width > 820 ? [0, 0.25, 0.5, 0.75, 1] : width > 420 ? [0, 0.5, 1] : [0, 1]
   for (const share of marks) {
     pen.textAlign = share === 0 ? "left" : share === 1 ? "right" : "center"
     const t = Math.round(share * (steps - 1))
