@@ -88,7 +88,7 @@ def test_chance_of_a_node_is_that_of_draws(count: int) -> None:
     ours, drawn = [], []
     for seed in range(12):
         entries, V, activity, clock = still_node(rng, count, 20)
-        found = node_changes(entries, lambda rows, V=V: V[rows], clock)
+        found = node_changes(entries, V.__getitem__, clock)
         x = V[entries.target] * entries.value[:, None]
         assert found.step[0] in (naive.first_new_step(x, entries.step, clock.share), -1)
         ours.append(found.p[0])
@@ -118,7 +118,8 @@ def test_nodes_that_keep_still_and_one_that_moves() -> None:
     assert (found.p[n + 1], found.tested[n + 1], found.step[n + 1]) == (1.0, False, -1)
     assert discovery_rates(found.p)[n] < 0.05
     # Where nothing happens, nothing is tested.
-    empty = NodeEntries(2, T, *(np.empty(0, np.int64) for _ in range(3)), np.empty(0))
+    none = np.empty(0, np.int64)
+    empty = NodeEntries(2, T, none, none, none, np.empty(0))
     assert node_changes(empty, lambda asked: V[asked], clock).p.tolist() == [1.0, 1.0]
 
 
