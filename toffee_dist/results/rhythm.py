@@ -28,7 +28,7 @@ class Rhythm:
     ----------
     node : which node
     periods : a row per frequency that stands out, strongest first: k, period_steps, period, energy,
-        times_floor
+        times_floor, p_value (for the number of frequencies: that noise reaches it at any)
     similar : nodes with the most similar rhythm: node_id, (space,) similarity
     """
 
@@ -54,7 +54,9 @@ def find_rhythm(run: PublishedRun, node: object, k: int = 10, space: str | None 
     spectrum = run.vectors("spectrum")
     found = find_node(run, node, space)
     energies = read_nodes(spectrum, [found.row])[0].astype(np.float64)
-    strong, floor = standing_out(energies, run.n_steps)
+    chance, floor = rhythm_chances(energies, run.n_steps)
+    strong = np.flatnonzero(chance < CHANCE)
+    strong = strong[np.argsort(-energies[strong], kind="stable")]
     periods = run.n_steps / np.maximum(strong, 1)
     table = pl.DataFrame(
         {
@@ -63,6 +65,7 @@ def find_rhythm(run: PublishedRun, node: object, k: int = 10, space: str | None 
             "period": [name_period(period, run.grid) for period in periods],
             "energy": energies[strong],
             "times_floor": energies[strong] / floor if floor > 0 else np.full(len(strong), np.inf),
+            "p_value": chance[strong],
         },
         schema_overrides={"period": pl.String},
     )
@@ -81,26 +84,27 @@ def excess(energies: Vectors) -> Vectors:
     return np.asarray(np.maximum(others - np.median(others, axis=1, keepdims=True), 0))
 
 
-def standing_out(energies: NDArray[np.float64], n_steps: int) -> tuple[NDArray[np.int64], float]:
-    """Return the frequencies whose energy noise would hardly reach, strongest first, and the floor.
+def rhythm_chances(energies: NDArray[np.float64], n_steps: int) -> tuple[NDArray[np.float64], float]:
+    """Return, for every frequency, the chance that noise reaches its energy at any of them; and the floor.
 
     Of unrelated events |X_k|² is a sum of squares of sines and cosines: Gamma distributed over k > 0. Its
     mean and shape follow from the median and the MAD of the node's own energies, so that peaks do not count
-    as noise. A frequency stands out where noise would reach it at any frequency with a chance below `CHANCE`.
+    as noise. p is that of one frequency, for their number: 1 − (1 − p)^F; 1 at k = 0.
     """
     # For the start-up time of the other questions.
     from scipy.special import gammaincc
 
     others = energies[1:]
     floor = float(np.median(others)) if len(others) else 0.0
+    found = np.ones(len(energies))
     if len(others) < FREQS_FOR_FLOOR or floor <= 0:
-        return np.empty(0, np.int64), floor
+        return found, floor
     deviation = 1.4826 * float(np.median(np.abs(others - floor)))
     # Rounding error of a spectrum that is exactly flat is no rhythm.
     deviation = max(deviation, 1e-6 * floor)
     shape = np.full(len(others), max((floor / deviation) ** 2, 0.5))
     if n_steps % 2 == 0:
         shape[-1] /= 2  # a real slice has half the degrees of freedom
-    chance = gammaincc(shape, shape * others / floor)
-    strong = np.flatnonzero(chance * len(others) < CHANCE)
-    return 1 + strong[np.argsort(-others[strong], kind="stable")], floor
+    chance = np.asarray(gammaincc(shape, shape * others / floor), dtype=np.float64)
+    found[1:] = -np.expm1(len(others) * np.log1p(-np.minimum(chance, 1 - 1e-16)))
+    return found, floor
