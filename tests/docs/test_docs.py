@@ -60,6 +60,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     edges.write_csv(tmp_path / "mail.csv")
     edges.write_csv(tmp_path / "fb-forum.edges", include_header=False)
     (tmp_path / "pairs.csv").write_text("alice,bob\nbob,carol\n")
+    people = sorted({*edges["source"], *edges["target"]})
+    rows = "".join(f"{name},{('sales', 'research')[at % 2]}\n" for at, name in enumerate(people))
+    (tmp_path / "departments.csv").write_text(f"node,label\n{rows}")
     (tmp_path / "jobs").symlink_to(ROOT / "jobs")
     return tmp_path
 
