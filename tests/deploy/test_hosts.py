@@ -1,4 +1,4 @@
-"""Several hosts, each with its own address, and TLS between them: the job, a host cut off, a refresh.
+"""Several hosts, each with its own address, and TLS between them: jobs, hosts cut off, a refresh.
 
 `make cluster-test`. The hosts are network namespaces of this machine (deploy/hosts.py).
 """
@@ -10,17 +10,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import hosts
 import psutil
 import pytest
 
-from tests.harness.clusters import digests, job, slow_slices
+from tests.harness.clusters import digests, job, preload, slow_slices, write_edges
 from tests.harness.commands import wait_until
 from tests.harness.refreshes import night, write_days
 from toffee_dist.batch.pipeline import start_run
 from toffee_dist.demo import make_graph
+from toffee_dist.limits import Limits
 from toffee_dist.refresh.job import refresh
 from toffee_dist.storage.runs import find_run, list_runs
 
@@ -85,10 +87,18 @@ for more in range({again}, -1, -1):
     return finish(run)
 
 
-def toffee(cluster: hosts.Cluster, *arguments: str) -> subprocess.Popen[str]:
-    """Start the command on the client's host."""
+def toffee(cluster: hosts.Cluster, *arguments: str, limits: Limits | None = None) -> subprocess.Popen[str]:
+    """Start the command on the client's host, with other limits for `toffee embed` if any are given."""
+    code = f"""
+import functools, runpy
+from toffee_dist.batch import pipeline
+from toffee_dist.limits import Limits
+pipeline.start_run = functools.partial(pipeline.start_run, limits={limits})
+runpy.run_module("toffee_dist.cli", run_name="__main__")
+"""
+    program = ["-m", "toffee_dist.cli"] if limits is None else ["-c", code]
     return cluster.client.start(
-        *(sys.executable, "-m", "toffee_dist.cli", *arguments, *cluster.options),
+        *(sys.executable, *program, *arguments, *cluster.options),
         environment=cluster.environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -118,6 +128,64 @@ def test_the_job_with_a_host_cut_off(cluster: hosts.Cluster, tmp_path: Path) -> 
     expected = start_run(job(edges, tmp_path / "threads", **DEMO))
     ask_s3(cluster, f"fs.get('{BUCKET}/vectors', {str(tmp_path)!r}, recursive=True)")
     assert digests(find_run(tmp_path / "vectors").path) == digests(expected.run.path)
+
+
+# Six blocks, twenty passes and some.
+BLOCKS = Limits(block_work=1700)
+MIDDLE = 9
+
+
+@pytest.mark.job
+def test_a_host_cut_off_in_the_middle_of_a_pass(cluster: hosts.Cluster, tmp_path: Path) -> None:
+    """A new host stops at a block of a pass, is cut off there, and goes on without a network."""
+    began, go_on, wrote = (tmp_path / name for name in ("began", "go-on", "wrote"))
+    code = f"""
+import os, time
+from toffee_dist.batch import sharded
+def run_pass(task, run_pass=sharded.run_pass):
+    name = os.path.basename(task.record)
+    if name < "pass-{MIDDLE:05d}":
+        return run_pass(task)
+    with open({str(began)!r}, "a") as file:
+        print(name, task.index, file=file)
+    until = time.monotonic() + {SECONDS}
+    while not os.path.exists({str(go_on)!r}) and time.monotonic() < until:
+        time.sleep(0.05)
+    done = run_pass(task)
+    open({str(wrote)!r}, "w").close()
+    return done
+sharded.run_pass = run_pass
+"""
+    holding = cluster.environment | preload(tmp_path / "hold.py", code)
+    worker = replace(cluster, environment=holding).add_worker("worker-4")
+    wait_until(lambda: "Registered to" in (cluster.logs / "worker-4.log").read_text(), 60)
+    edges = write_edges(tmp_path / "edges.parquet", nodes=250, events=5000, days=12)
+    ask_s3(cluster, f"fs.put({str(edges)!r}, '{BUCKET}/blocks/edges.parquet')")
+    out = f"{BUCKET}/sharded"
+    where = [f"{BUCKET}/blocks/", f"--out={out}", "--workers=3", "--wait=60"]
+    run = toffee(cluster, "embed", *where, "--undirected", "--rank=6", limits=BLOCKS)
+    wait_until(lambda: run.poll() is not None or (began.exists() and "\n" in began.read_text()), SECONDS)
+    assert run.poll() is None, run.communicate()
+    name, index = began.read_text().split()
+    # Passes are done one after the other: the store has all before this one, and of this one some blocks.
+    passes = f"{out}/runs/*/work/slices/passes-*"
+    ask_s3(cluster, f"assert len(fs.glob('{passes}/{name}.0*.json')) >= 2", again=60)
+    cluster.network.cut("worker-4")
+    stored = ask_s3(cluster, f"print(fs.glob('{passes}/{name}.0*.json'), fs.glob('{passes}/done-*'))")
+    number = int(name.removeprefix("pass-"))
+    assert stored.count("done-") == number
+    assert stored.count(name) >= 2
+    assert f"{name}.{int(index):05d}.json" not in stored
+    go_on.touch()
+    finish(run)
+    # Another host has done that block.
+    assert not wrote.exists()
+    os.killpg(worker.pid, 9)
+    options = {"undirected": True, "rank": 6, "outputs": ("embedding",)}
+    expected = start_run(job(edges, tmp_path / "threads", **options), limits=BLOCKS)
+    assert expected.passes["passes"] > number + 5
+    ask_s3(cluster, f"fs.get({out!r}, {str(tmp_path)!r}, recursive=True)")
+    assert digests(find_run(tmp_path / "sharded").path) == digests(expected.run.path)
 
 
 @pytest.mark.job
