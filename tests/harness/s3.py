@@ -82,6 +82,8 @@ class Proxy:
     fault: Fault = lambda method, path: None
     seen: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
+    # Bytes of objects that were given out, by path.
+    sent: Counter[str] = field(default_factory=Counter)
     stall: float = 5.0
 
 
@@ -116,7 +118,10 @@ def proxy(upstream: int, port: int = 0) -> Iterator[Proxy]:
                 headers = {k: v for k, v in self.headers.items() if k.lower() not in names}
                 connection.request(self.command, self.path, body, headers)
                 answer = connection.getresponse()
-                self._answer(answer.status, answer.getheaders(), answer.read())
+                data = answer.read()
+                if self.command == "GET":
+                    here.sent[self.path.partition("?")[0]] += len(data)
+                self._answer(answer.status, answer.getheaders(), data)
             except OSError:
                 self.close_connection = True
             finally:

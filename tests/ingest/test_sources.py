@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +27,8 @@ from toffee_dist.ingest.summary import Ingested
 from toffee_dist.ingest.text import Layout
 from toffee_dist.limits import LIMITS, Limits
 from toffee_dist.settings import EdgeSettings
+from toffee_dist.storage.paths import to_path
+from toffee_dist.tasks import run_here
 
 FRAME = pl.DataFrame({"source": [1, 2, 3], "target": [2, 3, 1], "time": [0, 1, 2]})
 
@@ -218,11 +225,18 @@ def test_hours_that_clocks_repeat_or_skip(tmp_path: Path) -> None:
     st.integers(8, 64),
     st.booleans(),
     st.sampled_from([b"\n", b"\r\n"]),
+    st.booleans(),
 )
 def test_pieces_of_text_are_the_whole(
-    tmp_path_factory: pytest.TempPathFactory, times: list[int], size: int, block: int, last: bool, end: bytes
+    tmp_path_factory: pytest.TempPathFactory,
+    times: list[int],
+    size: int,
+    block: int,
+    last: bool,
+    end: bytes,
+    remote: bool,
 ) -> None:
-    path = tmp_path_factory.mktemp("t") / "e.csv"
+    path = to_path("memory://pieces/e.csv") if remote else tmp_path_factory.mktemp("t") / "e.csv"
     data = end.join(b"1,2,%d" % time for time in times) + (end if last else b"")
     path.write_bytes(b"# comment" + end + data)
     limits = Limits(text_bytes=size, head_bytes=16, text_block_bytes=block)
@@ -234,6 +248,55 @@ def test_pieces_of_text_are_the_whole(
         assert sum(piece.rows for piece in batch.pieces) == batch.frame.height
     assert seen == [str(time) for time in times]
     assert comments == 1
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=8), st.integers(1, 50), st.integers(1, 20))
+def test_pieces_of_a_table_are_whole_row_groups_where_it_is_remote(
+    groups: list[int], task_rows: int, batch_rows: int
+) -> None:
+    path, times, data = to_path("memory://pieces/e.parquet"), list(range(sum(groups))), io.BytesIO()
+    schema = pa.schema([(name, pa.int64()) for name in ("source", "target", "time")])
+    with pq.ParquetWriter(data, schema) as writer:
+        for rows, stop in zip(groups, accumulate(groups), strict=True):
+            own = times[stop - rows : stop]
+            writer.write_table(pa.table([own] * 3, schema))
+    path.write_bytes(data.getvalue())
+    limits = Limits(table_bytes=100, task_rows=task_rows, batch_rows=batch_rows)
+    fragments = list_fragments(find_files([str(path)])[0], limits)
+    assert {fragment.start for fragment in fragments} <= {0, *accumulate(groups)}
+    assert len(fragments) == 1 or sum(fragment.stop - fragment.start for fragment in fragments) == len(times)
+    layouts = {".parquet": Layout("source", "target", "time")}
+    frames = [batch.frame for batch in read_fragments(fragments, layouts, limits)]
+    assert [time for frame in frames for time in frame["time"].to_list()] == times
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.csv", "a.csv.gz", "a.arrow"])
+@pytest.mark.parametrize("size", ["the same size", "another size"])
+def test_a_file_behind_a_url_that_changes_while_it_is_read(tmp_path: Path, name: str, size: str) -> None:
+    path = to_path(f"memory://changing/{name}")
+
+    def write(frame: pl.DataFrame) -> None:
+        data = io.BytesIO()
+        if name == "a.parquet":
+            frame.write_parquet(data)
+        elif name == "a.arrow":
+            frame.write_ipc(data)
+        else:
+            frame.write_csv(data)
+        path.write_bytes(gzip.compress(data.getvalue()) if name.endswith("gz") else data.getvalue())
+
+    def run(function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
+        """Have it replaced before the tasks read it, after it was listed and looked at."""
+        other = FRAME.select("source", "target", time=2 - pl.col("time"))
+        write(other if size == "the same size" else pl.concat([other] * 9))
+        return run_here(function, tasks)
+
+    write(FRAME)
+    settings = EdgeSettings(inputs=(str(path),), step="1")
+    assert ingest(settings, tmp_path / "as-it-was").summary.rows == 3
+    with pytest.raises(InputError, match=rf"{name} changed while it was read"):
+        ingest(settings, tmp_path / "out", run)
+    assert not (tmp_path / "out").exists()
 
 
 def test_tasks_are_bounded_and_keep_the_order(tmp_path: Path) -> None:

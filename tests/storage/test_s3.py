@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +32,7 @@ from toffee_dist.cli import main
 from toffee_dist.cluster.client import cluster
 from toffee_dist.errors import ConfigError, InputError, UnfinishedError
 from toffee_dist.evaluation.job import EvaluateSettings, run_job
-from toffee_dist.ingest.files import find_files
+from toffee_dist.ingest.files import find_files, list_fragments
 from toffee_dist.ingest.job import ingest
 from toffee_dist.limits import Limits
 from toffee_dist.refresh.fold_in import FoldConfig, fold_in
@@ -392,6 +394,69 @@ def test_an_ingest(store: s3.Proxy, there: str, edges: Path, tmp_path: Path) -> 
     with pytest.raises(InputError, match="rows are invalid"):
         ingest(EdgeSettings(inputs=(inputs,), step="1"), out)
     assert not objects(out)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_inputs_are_read_by_ranges(store: s3.Proxy, tmp_path: Path, kind: str) -> None:
+    rng, rows = np.random.default_rng(0), 60_000 if kind == "parquet" else 300_000
+    columns = {name: rng.integers(300, size=rows) for name in ("source", "target")}
+    frame = pl.DataFrame({**columns, "time": np.arange(rows)})
+    local, there = tmp_path / f"edges.{kind}", to_path(f"{s3.unique('ranges')}/edges.{kind}")
+    if kind == "parquet":
+        # Nobody asks for this one, and it is most of the file.
+        unused = pl.Series([bytes(row) for row in rng.integers(256, size=(rows, 200), dtype=np.uint8)])
+        frame.with_columns(note=unused).write_parquet(local, row_group_size=5000)
+        metadata = pq.read_metadata(local)
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        needed = sum(group.column(at).total_compressed_size for group in groups for at in range(3))
+        limits = Limits(table_bytes=local.stat().st_size // 4 + 1)
+    else:
+        frame.write_csv(local)
+        needed = local.stat().st_size
+        limits = Limits(text_bytes=needed // 4 + 1, head_bytes=4096, text_block_bytes=500_000)
+    there.write_bytes(local.read_bytes())
+    pieces = list_fragments(find_files([str(there)])[0], limits)
+    store.sent.clear()
+    found = ingest(EdgeSettings(inputs=(str(there),), step="100"), tmp_path / "there", limits=limits)
+    assert [piece.stop for piece in pieces][:-1] == [piece.start for piece in pieces][1:]
+    assert len(pieces) == 4
+    sent = store.sent[str(there).removeprefix("s3:/")]
+    # Beside it a footer, or a head and a tail, for each of the tasks and for two looks before.
+    assert needed < sent < needed + 6 * 2 * paths.HEAD_BYTES
+    assert kind == "csv" or sent < local.stat().st_size / 10
+    same = ingest(EdgeSettings(inputs=(str(local),), step="100"), tmp_path / "here", limits=limits)
+    for name in ("indptr", "indices", "tube_ptr", "steps", "values"):
+        np.testing.assert_array_equal(getattr(found.tensor(), name), getattr(same.tensor(), name))
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_a_store_that_fails_while_an_input_is_read(
+    store: s3.Proxy, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setattr(paths, "WHOLE_BYTES", 0)
+    there = to_path(f"{s3.unique('lost')}/edges.{kind}")
+    frame = pl.DataFrame({name: np.arange(40_000) for name in ("source", "target", "time")})
+    data = io.BytesIO()
+    _ = frame.write_parquet(data) if kind == "parquet" else frame.write_csv(data)
+    seen: list[str] = []
+
+    def fault(method: str, path: str) -> str | None:
+        """Give the first two ranges, and no more."""
+        seen.extend([path] if method == "GET" and path.endswith(kind) else [])
+        return "503" if method == "GET" and len(seen) > 2 else None
+
+    with s3.use(store.port) as fs:
+        monkeypatch.setattr(fs, "retries", 1)
+        there.write_bytes(data.getvalue())
+        store.fault = fault
+        settings = EdgeSettings(inputs=(str(there),), step="100")
+        with pytest.raises(UnfinishedError, match=r"storage failed.*slow down"):
+            ingest(settings, tmp_path / "out", limits=Limits(head_bytes=4096))
+    assert len(seen) > 2
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.job

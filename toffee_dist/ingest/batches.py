@@ -11,14 +11,8 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
-from toffee_dist.ingest.files import (
-    Fragment,
-    SourceFile,
-    count_table_rows,
-    naming,
-    read_table_rows,
-    read_table_schema,
-)
+from toffee_dist.ingest.files import Fragment, SourceFile, naming, refuse_changed
+from toffee_dist.ingest.tables import open_table
 from toffee_dist.ingest.text import Cut, Layout, cut_lines, from_partition, local_file, read_lines
 from toffee_dist.limits import Limits
 
@@ -91,6 +85,7 @@ def _read(
         else:
             for frame in _read_table(here, layout, file, limits.batch_rows):
                 yield frame, tuple(frame.schema.items()), 0
+        refuse_changed(file)
 
 
 def _share(data: bytes | pl.DataFrame, limits: Limits) -> float:
@@ -144,18 +139,24 @@ def _cut_all(held: list[tuple[Fragment, bytes | pl.DataFrame, int]], cut: Cut) -
 def _read_table(
     fragment: Fragment, layout: Layout, shown: SourceFile, batch_rows: int
 ) -> Iterator[pl.DataFrame]:
-    schema = read_table_schema(fragment.file)
-    names = schema.names()
-    exprs = []
-    for role, column in layout.columns().items():
-        if isinstance(column, int) and column < len(names):
-            exprs.append(pl.col(names[column]).alias(role))
-        elif column in schema:
-            exprs.append(pl.col(str(column)).alias(role))
-        else:
-            exprs.append(pl.lit(from_partition(column, names, shown)).alias(role))
-    start, stop = fragment.start, fragment.stop
-    # Bytes say nothing of rows: equal values take none.
-    if stop < 0:
-        stop = fragment.rows if fragment.rows >= 0 else count_table_rows(fragment.file)
-    yield from read_table_rows(fragment.file, start, stop, exprs, batch_rows)
+    file = fragment.file
+    assert file.format != "text"
+    with open_table(file.path, file.size, file.format) as table:
+        schema = table.schema
+        names = schema.names()
+        exprs = []
+        for role, column in layout.columns().items():
+            if isinstance(column, int) and column < len(names):
+                exprs.append(pl.col(names[column]).alias(role))
+            elif column in schema:
+                exprs.append(pl.col(str(column)).alias(role))
+            else:
+                exprs.append(pl.lit(from_partition(column, names, shown)).alias(role))
+        # Columns that are the same in all rows have no name in the file.
+        read = sorted({name for expr in exprs for name in expr.meta.root_names()})
+        stop = fragment.stop
+        # Bytes say nothing of rows: equal values take none.
+        if stop < 0:
+            stop = fragment.rows if fragment.rows >= 0 else table.rows
+        for frame in table.read(read, fragment.start, stop, batch_rows):
+            yield frame.select(exprs)

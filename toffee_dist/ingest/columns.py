@@ -10,7 +10,8 @@ from typing import Literal
 import polars as pl
 
 from toffee_dist.errors import ConfigError, InputError
-from toffee_dist.ingest.files import SourceFile, naming, read_table_schema
+from toffee_dist.ingest.files import SourceFile, naming
+from toffee_dist.ingest.tables import open_table
 from toffee_dist.ingest.text import Column, Layout, local_file, read_head, split_lines
 from toffee_dist.limits import Limits
 from toffee_dist.settings import EdgeSettings
@@ -151,8 +152,9 @@ def _common_kind(source: str, target: str, file: SourceFile) -> IdKind:
 def _look_at_table(
     file: SourceFile, settings: EdgeSettings
 ) -> tuple[Layout, tuple[str, str, TimeKind, int], str]:
-    with naming(file), local_file(file) as local:
-        schema = read_table_schema(local)
+    assert file.format != "text"
+    with naming(file), local_file(file) as local, open_table(local.path, file.size, file.format) as table:
+        schema = table.schema
     names = schema.names()
     layout = _find_columns(file, names, settings)
     dtypes = {role: _dtype(column, names, schema) for role, column in layout.columns().items()}

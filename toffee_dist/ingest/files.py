@@ -8,8 +8,8 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-import struct
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,13 +18,12 @@ from typing import Any, Literal, NamedTuple
 
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 import zstandard
 
 from toffee_dist.errors import ConfigError, InputError
+from toffee_dist.ingest.tables import open_table
 from toffee_dist.limits import Limits
 from toffee_dist.storage.files import storage_failed
-from toffee_dist.storage.parquet import read_batches, read_schema, to_polars
 from toffee_dist.storage.paths import RemotePath, to_path
 
 Format = Literal["parquet", "ipc", "text"]
@@ -42,10 +41,6 @@ _EXTENSIONS: dict[str, Format] = {
     ".txt": "text",
     ".edges": "text",
 }
-# Rows of one table; a footer that claims more is damaged, and would be cut into more tasks than memory holds.
-MOST_ROWS = 1 << 36
-# Bytes that one record batch of Arrow may become, and how many times those of its file, where that is more.
-BOMB_BYTES, BOMB_RATIO = 256 << 20, 100
 _CODECS: dict[str, Codec] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 
@@ -76,6 +71,11 @@ class SourceFile:
     def remote(self) -> bool:
         """Whether the file is behind a URL."""
         return "://" in self.path
+
+    @property
+    def fetched(self) -> bool:
+        """Whether whoever reads it fetches all of it: it is behind a URL, and cannot be read by ranges."""
+        return self.remote and (self.format == "ipc" or bool(self.codec))
 
     @property
     def layout(self) -> str:
@@ -172,25 +172,40 @@ def list_files(inputs: Sequence[str]) -> tuple[list[Listed], list[str]]:
 
 
 def list_fragments(files: Sequence[SourceFile], limits: Limits) -> list[Fragment]:
-    """Cut large local files into pieces; small, compressed and remote ones stay whole.
+    """Cut large files into pieces; small ones, and those that cannot be read in pieces, stay whole.
 
     Tables are large by their bytes or by their rows: a kilobyte of Parquet can hold 60 million equal rows.
     """
     fragments: list[Fragment] = []
     for file in files:
-        if file.format == "text":
-            total, pieces = file.size, _pieces(file.size, limits.text_bytes)
-        elif not file.remote:
-            total = count_table_rows(file)
-            pieces = max(_pieces(file.size, limits.table_bytes), _pieces(total, limits.task_rows))
-        if file.remote or file.codec or pieces == 1:
-            rows = -1 if file.remote or file.format == "text" else total
+        bounds, rows = _cut(file, limits)
+        if len(bounds) <= 2:
             fragments.append(Fragment(len(fragments), file, rows=rows))
             continue
-        bounds = [total * piece // pieces for piece in range(pieces + 1)]
         for start, stop in pairwise(bounds):
             fragments.append(Fragment(len(fragments), file, start, stop))
     return fragments
+
+
+def _cut(file: SourceFile, limits: Limits) -> tuple[list[int], int]:
+    """Return where the pieces of a file begin and the last one ends; and its rows, -1 where nobody looked."""
+    if file.format == "text":
+        pieces = 1 if file.codec else _pieces(file.size, limits.text_bytes)
+        return _spread(file.size, pieces), -1
+    pieces = _pieces(file.size, limits.table_bytes)
+    # One by one, requests for the footers of thousands of small files would take longer than the job.
+    if file.fetched or (file.remote and pieces == 1):
+        return [], -1
+    with naming(file), open_table(file.path, file.size, file.format) as table:
+        bounds = _spread(table.rows, max(pieces, _pieces(table.rows, limits.task_rows)))
+        if file.remote:
+            # A row group is transferred whole: to one task.
+            bounds = sorted({table.bounds[bisect_right(table.bounds, row) - 1] for row in bounds})
+        return bounds, table.rows
+
+
+def _spread(total: int, pieces: int) -> list[int]:
+    return [total * piece // pieces for piece in range(pieces + 1)]
 
 
 def _pieces(size: int, limit: int) -> int:
@@ -221,159 +236,64 @@ def fingerprint(files: Sequence[SourceFile | Listed]) -> str:
     return digest.hexdigest()
 
 
-def count_table_rows(file: SourceFile) -> int:
-    """Return the number of rows that the footer of a local table claims."""
-    with naming(file):
-        if file.format == "parquet":
-            # Without polars' plan: this is done for every file, before the first task.
-            rows = int(pq.read_metadata(file.path).num_rows)
-        else:
-            rows = sum(count_batch_rows(file.path))
-    if not 0 <= rows <= MOST_ROWS:
-        raise unreadable(file, ValueError(f"a footer that claims {rows:,} rows"))
-    return rows
-
-
-def read_table_schema(file: SourceFile) -> pl.Schema:
-    """Return the columns of a local table and their types, without reading it."""
-    if file.format == "parquet":
-        return read_schema(to_path(file.path))
-    with open_ipc(file.path) as reader:
-        return to_polars(reader.schema.empty_table()).schema
-
-
-def read_table_rows(
-    file: SourceFile, start: int, stop: int, columns: Sequence[pl.Expr], batch_rows: int
-) -> Iterator[pl.DataFrame]:
-    """Yield some columns of the rows [start, stop) of a local table, at most so many rows at once."""
-    # Columns that are the same in all rows have no name in the file.
-    names = sorted({name for column in columns for name in column.meta.root_names()})
-    if file.format == "parquet":
-        frames = read_batches(to_path(file.path), names, start, stop, batch_rows)
-    else:
-        frames = _read_ipc(file.path, names, start, stop, batch_rows)
-    for frame in frames:
-        yield frame.select(columns)
-
-
-def _read_ipc(path: str, names: list[str], start: int, stop: int, batch_rows: int) -> Iterator[pl.DataFrame]:
-    at = 0
-    counts = count_batch_rows(path)
-    with open_ipc(path) as reader:
-        for number, rows in enumerate(counts):
-            if at < stop and at + rows > start:
-                batch = reader.get_batch(number)
-                # Offsets and lengths that point elsewhere are refused here, before anything follows them.
-                batch.validate(full=True)
-                for first in range(max(start - at, 0), min(stop - at, rows), batch_rows):
-                    piece = batch.slice(first, min(batch_rows, stop - at - first))
-                    yield to_polars(pa.Table.from_batches([piece])).select(names)
-            at += rows
-
-
-@contextmanager
-def open_ipc(path: str) -> Iterator[pa.RecordBatchFileReader]:
-    """Open a local Arrow file, mapped.
-
-    By pyarrow: a damaged file makes polars panic, which ends a thread of its engine; the next query of the
-    same process may then wait for ever.
-    """
-    options = pa.ipc.IpcReadOptions(use_threads=False)
-    with pa.memory_map(path) as source, pa.ipc.open_file(source, options=options) as reader:
-        yield reader
-
-
-def count_batch_rows(path: str) -> list[int]:
-    """Return the rows of every record batch of a local Arrow file; nothing is decompressed.
-
-    Raises
-    ------
-    ArrowInvalid
-        Where a small file would take much memory: compressed batches are read whole.
-    """
-    with open_ipc(path) as reader:
-        # Arrow has checked the footer then, and checks each message below; their bodies stay where they are.
-        width = len(reader.schema)
-    with pa.memory_map(path) as source:
-        counts = [_batch_length(source, offset) for offset in _batch_offsets(source)]
-    largest = 8 * max(counts, default=0) * width
-    if largest > max(BOMB_BYTES, BOMB_RATIO * os.path.getsize(path)):
-        raise pa.ArrowInvalid(f"a record batch of {max(counts):,} rows in {os.path.getsize(path):,} bytes")
-    return counts
-
-
-def _batch_offsets(source: pa.MemoryMappedFile) -> list[int]:
-    """Return where the record batches of an Arrow file begin: field 3 of its footer."""
-    source.seek(source.size() - 10)
-    (size,) = struct.unpack_from("<i", source.read(4))
-    source.seek(source.size() - 10 - size)
-    footer = _FlatBuffer(source.read(size))
-    vector = footer.field(footer.root, 3)
-    if not vector:
-        return []
-    vector = footer.follow(vector)
-    # A block is an offset, the length of the metadata (padded to 8 bytes) and that of the body.
-    return [footer.number("<q", vector + 4 + 24 * at) for at in range(footer.number("<I", vector))]
-
-
-def _batch_length(source: pa.MemoryMappedFile, offset: int) -> int:
-    """Return the rows of a record batch: field 0 of the field 2 of its message."""
-    source.seek(offset)
-    message = pa.ipc.read_message(source)
-    data = _FlatBuffer(message.metadata.to_pybytes())
-    length = data.field(data.follow(data.field(data.root, 2)), 0)
-    # A field that is left out is zero.
-    rows = data.number("<q", length) if length else 0
-    if message.type != "record batch" or rows < 0:
-        raise pa.ArrowInvalid(f"a {message.type} of {rows:,} rows where a record batch should be")
-    return rows
-
-
-class _FlatBuffer:
-    """What we need of flatbuffers, the format of Arrow's metadata: positions of fields, and numbers."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.root = data, 0
-        self.root = self.follow(0)
-
-    def number(self, form: str, at: int) -> int:
-        """Return the number at a position."""
-        try:
-            return int(struct.unpack_from(form, self.data, at)[0])
-        except struct.error as error:
-            raise pa.ArrowInvalid(f"damaged metadata: {error}") from None
-
-    def follow(self, at: int) -> int:
-        """Return where the offset at a position points."""
-        return at + self.number("<I", at)
-
-    def field(self, table: int, index: int) -> int:
-        """Return where a field of a table is; 0 where it was left out."""
-        entries, at = table - self.number("<i", table), 4 + 2 * index
-        offset = self.number("<H", entries + at) if at < self.number("<H", entries) else 0
-        return table + offset if offset else 0
-
-
 @contextmanager
 def naming(file: SourceFile) -> Iterator[None]:
     """Turn what a damaged file makes the readers raise into an error that names the file."""
     try:
         yield
+    except OSError as error:
+        lost = isinstance(error, FileNotFoundError | PermissionError)
+        if file.remote and error.filename == file.path and not lost:
+            # The store, not the file.
+            raise storage_failed(error) from None
+        refuse_changed(file)
+        raise unreadable(file, error) from None
     except (
         pl.exceptions.PolarsError,
         pa.ArrowException,
-        OSError,
         EOFError,
         zlib.error,
         zstandard.ZstdError,
         UnicodeDecodeError,
     ) as error:
+        refuse_changed(file)
         raise unreadable(file, error) from None
     except BaseException as error:
         # A Rust panic is not an Exception; a damaged file must not look like a bug.
         if type(error).__name__ == "PanicException":
             raise unreadable(file, error) from None
         raise
+
+
+def refuse_changed(file: SourceFile) -> None:
+    """Raise where a file behind a URL is not what was listed: ranges of two versions may have been read."""
+    if not file.remote:
+        return
+    there = RemotePath(file.path)
+    try:
+        with there.failing():
+            info = there.fs.info(there.key)
+    except (FileNotFoundError, PermissionError) as error:
+        raise unreadable(file, error) from None
+    except OSError as error:
+        raise storage_failed(error) from None
+    size, stamp = _size_and_stamp(info)
+    # Azure quotes what it says of one object, and not what it lists.
+    if (size, stamp.strip('"')) != (file.size, file.stamp.strip('"')):
+        raise InputError(
+            f"{file.path} changed while it was read",
+            got=f"{size:,} bytes, version {stamp or 'unknown'}",
+            allowed=f"the file that the job began with: {file.size:,} bytes, version {file.stamp}",
+            remedy="Start again when nobody writes to it.",
+        )
+
+
+def _size_and_stamp(info: dict[str, Any]) -> tuple[int, str]:
+    """Return the bytes of a file on a store, and which version it is, as far as the store says."""
+    keys = ("ETag", "etag", "LastModified", "updated", "created", "mtime")
+    stamp = next((info[key] for key in keys if info.get(key)), "")
+    # A listing may have the number, and a look at the one file the moment.
+    return int(info.get("size") or 0), str(stamp.timestamp() if hasattr(stamp, "timestamp") else stamp)
 
 
 def unreadable(file: SourceFile, error: BaseException) -> InputError:
@@ -446,11 +366,8 @@ def _expand_url(url: str) -> Iterator[tuple[str, int, str]]:
     for name, info in sorted(found.items()):
         if info["type"] == "file":
             is_hidden = os.path.basename(name).startswith((".", "_")) and len(found) > 1
-            size = -1 if is_hidden else int(info.get("size") or 0)
-            stamps = (
-                info.get(key) for key in ("ETag", "etag", "LastModified", "updated", "created", "mtime")
-            )
-            yield fs.unstrip_protocol(name), size, str(next((stamp for stamp in stamps if stamp), ""))
+            size, stamp = _size_and_stamp(info)
+            yield fs.unstrip_protocol(name), -1 if is_hidden else size, stamp
 
 
 def _describe(path: str, size: int, stamp: str) -> SourceFile:

@@ -6,9 +6,8 @@ import csv
 import gzip
 import io
 import re
-import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import IO, cast
 
@@ -16,10 +15,10 @@ import polars as pl
 import zstandard
 
 from toffee_dist.errors import InputError
-from toffee_dist.ingest.files import Fragment, SourceFile, unreadable
+from toffee_dist.ingest.files import Fragment, SourceFile, naming
 from toffee_dist.limits import Limits
-from toffee_dist.storage.files import fetched, storage_failed
-from toffee_dist.storage.paths import to_path
+from toffee_dist.storage.files import fetched
+from toffee_dist.storage.paths import HEAD_BYTES, Ranges, RemotePath, to_path
 
 LONGEST_LINE = 8 << 20
 
@@ -72,28 +71,19 @@ _BLANK = re.compile(rb"(?m)^[ \t\n]*\n")
 
 @contextmanager
 def local_file(file: SourceFile) -> Iterator[SourceFile]:
-    """Give a file that is on this machine, fetched for the time of the block where it is behind a URL."""
-    if not file.remote:
+    """Give a file that can be read in pieces: fetched for the time of the block, where it must be."""
+    if not file.fetched:
         yield file
         return
-    with ExitStack() as stack:
-        try:
-            path = stack.enter_context(fetched(to_path(file.path)))
-        except (FileNotFoundError, PermissionError) as error:
-            raise unreadable(file, error) from None
-        except OSError as error:
-            raise storage_failed(error) from None
+    with fetched(to_path(file.path)) as path:
         yield replace(file, path=str(path))
 
 
 def read_head(file: SourceFile, limits: Limits) -> tuple[list[bytes], int]:
     """Return the first whole lines of a text file after its comments, and how many of those there are."""
-    with local_file(file) as local, _open(local) as handle:
-        try:
-            head, _, comments = _find_start(handle, file, limits)
-            rest = handle.read(1)
-        except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
-            raise unreadable(file, error) from None
+    with naming(file), local_file(file) as local, _open(local) as handle:
+        head, _, comments = _find_start(handle, file, limits)
+        rest = handle.read(1)
     if rest and b"\n" not in head and b"\r" not in head:
         raise _long_line(file, limits.head_bytes)
     lines = head.splitlines()
@@ -162,7 +152,8 @@ def read_lines(
 def _blocks(handle: IO[bytes], pending: bytes, limit: int, shown: SourceFile, size: int) -> Iterator[bytes]:
     """Yield blocks of whole lines; where limit ≥ 0, only lines that start within so many bytes."""
     while limit != 0:
-        read = handle.read(size)
+        # Of a piece, no more than its last line needs.
+        read = handle.read(min(size, max(limit - len(pending), HEAD_BYTES)) if limit > 0 else size)
         data = pending + read
         if not data:
             return
@@ -274,6 +265,8 @@ def from_partition(column: Column, names: list[str], shown: SourceFile) -> str:
 def _open(file: SourceFile) -> IO[bytes]:
     if file.codec == "gzip":
         return cast(IO[bytes], gzip.open(file.path, "rb"))
+    if file.remote:
+        return io.BufferedReader(Ranges(RemotePath(file.path), file.size), HEAD_BYTES)
     handle = open(file.path, "rb")
     if file.codec == "zstd":
         stream = zstandard.ZstdDecompressor().stream_reader(handle, read_across_frames=True, closefd=True)

@@ -23,7 +23,7 @@ from polars.io.plugins import register_io_source
 
 from toffee_dist.errors import InputError, QualityError, UnfinishedError
 from toffee_dist.storage.files import fetched, remove_file, replacing
-from toffee_dist.storage.paths import as_remote
+from toffee_dist.storage.paths import Ranges, as_remote
 from toffee_dist.storage.spaces import SPACE_COLUMN, SPACE_KEY
 
 if TYPE_CHECKING:
@@ -219,8 +219,64 @@ def open_parquet(path: Path, metadata: pq.FileMetaData | None = None) -> Iterato
         yield pq.ParquetFile(source, metadata=metadata)
 
 
-def _open_bytes(path: Path) -> Any:
-    return pa.OSFile(str(path)) if as_remote(path) is None else path.open("rb")
+def _open_bytes(path: Path, size: int | None = None) -> Any:
+    there = as_remote(path)
+    if there is None:
+        return pa.OSFile(str(path))
+    return Ranges(there, there.stat().st_size if size is None else size)
+
+
+class OpenRows:
+    """An open file, whose footer was read; the rest is read as it is asked for."""
+
+    def __init__(self, source: Any) -> None:
+        self._source, self._metadata = source, pq.read_metadata(source)
+        self.schema: pa.Schema = self._metadata.schema.to_arrow_schema()
+        groups = range(self._metadata.num_row_groups)
+        # Rows of every row group.
+        self.counts: list[int] = [self._metadata.row_group(number).num_rows for number in groups]
+        if sum(self.counts) != self._metadata.num_rows:
+            raise pa.ArrowInvalid(
+                f"a footer that claims {self._metadata.num_rows:,} rows, in groups of {sum(self.counts):,}"
+            )
+
+    def read(
+        self,
+        columns: Sequence[str] | None = None,
+        start: int = 0,
+        stop: int | None = None,
+        batch_rows: int = BATCH_ROWS,
+    ) -> Iterator[pl.DataFrame]:
+        """Yield rows; see `read_batches`."""
+        # A text of a megabyte that a million rows repeat takes a kilobyte of a file; decoded as places in a
+        # list of texts, it takes a megabyte of memory and not a terabyte.
+        text = [field.name for field in self.schema if _is_text(field.type)]
+        file = pq.ParquetFile(self._source, metadata=self._metadata, read_dictionary=text)
+        groups, skipped, at = [], 0, 0
+        for number, rows in enumerate(self.counts):
+            after = at + rows
+            if after <= start:
+                skipped = after
+            elif stop is None or at < stop:
+                groups.append(number)
+            at = after
+        names = self.schema.names if columns is None else list(columns)
+        at = skipped
+        for batch in file.iter_batches(batch_rows, groups, names, use_threads=False):
+            # Offsets, lengths and letters that lead elsewhere are refused here.
+            batch.validate(full=True)
+            after = at + batch.num_rows
+            low, high = max(start, at), after if stop is None else min(stop, after)
+            if low < high:
+                yield _to_frame(batch.slice(low - at, high - low), self.schema)
+            at = after
+
+
+@contextmanager
+def open_rows(path: Path, size: int | None = None) -> Iterator[OpenRows]:
+    """Open one file for its rows; with its bytes, where they are known, a store is not asked for them."""
+    with _open_bytes(path, size) as source:
+        yield OpenRows(source)
 
 
 def read_schema(path: Path) -> pl.Schema:
@@ -254,31 +310,8 @@ def read_batches(
     ArrowException, PolarsError, OSError
         For a damaged file.
     """
-    with _open_bytes(path) as source:
-        metadata = pq.read_metadata(source)
-        schema = metadata.schema.to_arrow_schema()
-        # A text of a megabyte that a million rows repeat takes a kilobyte of a file; decoded as places in a
-        # list of texts, it takes a megabyte of memory and not a terabyte.
-        text = [field.name for field in schema if _is_text(field.type)]
-        file = pq.ParquetFile(source, metadata=metadata, read_dictionary=text)
-        groups, skipped, at = [], 0, 0
-        for number in range(metadata.num_row_groups):
-            after = at + metadata.row_group(number).num_rows
-            if after <= start:
-                skipped = after
-            elif stop is None or at < stop:
-                groups.append(number)
-            at = after
-        names = schema.names if columns is None else list(columns)
-        at = skipped
-        for batch in file.iter_batches(batch_rows, groups, names, use_threads=False):
-            # Offsets, lengths and letters that lead elsewhere are refused here.
-            batch.validate(full=True)
-            after = at + batch.num_rows
-            low, high = max(start, at), after if stop is None else min(stop, after)
-            if low < high:
-                yield _to_frame(batch.slice(low - at, high - low), schema)
-            at = after
+    with open_rows(path) as file:
+        yield from file.read(columns, start, stop, batch_rows)
 
 
 def _is_text(type: pa.DataType) -> bool:

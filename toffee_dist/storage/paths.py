@@ -37,8 +37,8 @@ RANGE_BYTES, UPLOADS_AT_ONCE = 16 << 20, 2
 # How stores say that the condition of a write did not hold; s3fs knows only the long form of the first, which
 # Ceph's gateway does not send.
 REFUSED = ("PreconditionFailed", "ConditionalRequestConflict")
-# Bytes of the first range.
-HEAD_BYTES = 64 << 10
+# Bytes of the first range; and of files that are better read by one request than by a few.
+HEAD_BYTES, WHOLE_BYTES = 64 << 10, 1 << 20
 
 
 def options(protocol: str) -> dict[str, Any]:
@@ -325,12 +325,21 @@ class RemotePath:
 
 
 class Ranges(io.RawIOBase):
-    """A file behind a URL that is read once, in a few pieces: a range a request, none of them kept."""
+    """A file behind a URL that is read once, in a few pieces: a range a request, none of them kept.
 
-    def __init__(self, path: RemotePath) -> None:
-        self.path, self.at = path, 0
-        # Headers, and all of small files, come with the first request.
-        self.head = path.read_range(0, HEAD_BYTES)
+    Parameters
+    ----------
+    path
+        The file.
+    size
+        Its bytes. Where they are not known, headers, and all of small files, come with a first request.
+    """
+
+    def __init__(self, path: RemotePath, size: int | None = None) -> None:
+        self.path, self.size, self.at = path, size, 0
+        self.head = path.read_range(0, HEAD_BYTES) if size is None else b""
+        if size is None and len(self.head) < HEAD_BYTES:
+            self.size = len(self.head)
 
     def readable(self) -> bool:
         """Return True."""
@@ -345,16 +354,31 @@ class Ranges(io.RawIOBase):
         return self.at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go there; nothing is read."""
+        """Go there; nothing is read. From the end only where the size is known."""
+        if whence == os.SEEK_END:
+            if self.size is None:
+                raise io.UnsupportedOperation("the size is not known")
+            offset += self.size
         self.at = offset + (self.at if whence == os.SEEK_CUR else 0)
         return self.at
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return so many bytes; no more memory is asked for than the file has."""
+        if self.size is not None:
+            left = max(self.size - self.at, 0)
+            size = left if size < 0 else min(size, left)
+        return super().read(size) or b""
 
     def readinto(self, buffer: Any) -> int:
         """Fill a buffer; return fewer bytes than it holds only at the end of the file."""
         view, filled = memoryview(buffer).cast("B"), 0
+        if self.size is not None:
+            view = view[: max(self.size - self.at, 0)]
+            if len(view) and not self.head and self.size <= WHOLE_BYTES:
+                self.head = self.path.read_range(0, self.size)
         while filled < len(view):
             wanted = min(len(view) - filled, RANGE_BYTES)
-            if self.at + wanted <= len(self.head) or len(self.head) < HEAD_BYTES:
+            if self.at + wanted <= len(self.head):
                 piece = self.head[self.at : self.at + wanted]
             else:
                 piece = self.path.read_range(self.at, self.at + wanted)
