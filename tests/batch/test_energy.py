@@ -16,9 +16,10 @@ from tests.harness.strategies import random_tensor
 from toffee_dist import TemporalTensor, load_run
 from toffee_dist.batch import energy
 from toffee_dist.batch.pipeline import start_run
+from toffee_dist.batch.plan import Shape, make_plan
 from toffee_dist.kernels.energy_basis import energy_basis
 from toffee_dist.limits import Limits
-from toffee_dist.settings import SolverSettings
+from toffee_dist.settings import JobConfig, SolverSettings
 from toffee_dist.storage.slices import array_path, load_rows
 from toffee_dist.storage.tensors import stage_tensor
 from toffee_dist.tasks import run_here
@@ -100,7 +101,7 @@ def test_killed_anywhere_it_goes_on_there(tmp_path: Path, tasks: int) -> None:
     whole = staged(tensor, tmp_path / "whole", precision="single")
     counts = energy.solve_in_blocks(run_here, whole, bounds)
     task = staged(tensor, tmp_path / "killed", precision="single")
-    done = []
+    done: list[str] = []
 
     def run_some(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
         for item in items:
@@ -137,10 +138,27 @@ def test_a_job_has_the_same_bytes_however_many_threads(edges: Path, tmp_path: Pa
 @pytest.mark.job
 def test_trajectories_of_any_number_of_blocks(edges: Path, tmp_path: Path) -> None:
     vectors = []
-    for blocks, work in ((1, Limits().block_work), (2, 5000), (5, 1900)):
+    for blocks, work in ((1, Limits().block_work), (2, 5000), (5, 1500)):
         config = job(edges, tmp_path / str(blocks), precision="double", keep_work=True, **OPTIONS)
         outcome = start_run(config, limits=Limits(block_work=work))
         assert len(list(outcome.run.slices.glob("V-energy*.npy"))) == blocks
         vectors.append(load_run(outcome.run.out).trajectory.numpy())
     for other in vectors[1:]:
         np.testing.assert_allclose(other, vectors[0], atol=1e-5)
+
+
+def test_the_plan_knows_the_passes_and_that_no_task_holds_all_nodes() -> None:
+    config = JobConfig.read({"outputs": ("trajectory",), "basis": "energy", "rank": 64})
+    small, large = (
+        {
+            stage.name: stage
+            for stage in make_plan(Shape(n, 50, 10 * n, 20 * n, True, 0, exact=True), config).stages
+        }
+        for n in (20_000, 20_000_000)
+    )
+    assert (small["energy basis"].tasks, small["energy basis"].passes) == (1, 1)
+    stage = large["energy basis"]
+    assert stage.tasks > 10
+    assert stage.passes > 50
+    assert stage.task_bytes < 4 * 20_000_000 * 64 / 2
+    assert stage.moved > stage.disk > 0
