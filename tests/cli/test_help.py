@@ -21,6 +21,13 @@ from toffee_dist.report.serve import PageServer
 PACKAGE = ROOT / "toffee_dist"
 
 
+def command(name: str) -> click.Command:
+    """Return a command, loaded."""
+    found = cli.get_command(click.Context(cli), name)
+    assert found is not None
+    return found
+
+
 def examples(command: click.Command) -> list[str]:
     """Return the lines of a command's example."""
     _, found, text = (command.help or "").partition("Example:\n")
@@ -39,7 +46,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "pairs.csv").write_text("alice,bob\nbob,carol\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for line in examples(cli.commands["embed"]):
+        for line in examples(command("embed")):
             call(line)
     return folder
 
@@ -48,7 +55,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", [name for name in cli.commands if name != "embed"])
 def test_examples_run(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    lines = examples(cli.commands[name])
+    lines = examples(command(name))
     assert lines, f"toffee {name} --help has no example"
     assert any(line.split()[1] == name for line in lines)
     if name == "resume":

@@ -15,7 +15,6 @@ from tests.harness.strategies import EXTREME, Events, events, random_tensor
 from toffee_dist import TemporalTensor
 from toffee_dist.kernels import filter as filtering
 from toffee_dist.kernels.filter import (
-    NodeEntries,
     PairFilter,
     block_energies,
     epochs,
@@ -26,7 +25,6 @@ from toffee_dist.kernels.filter import (
     padded_length,
     project_rows,
 )
-from toffee_dist.kernels.movement import movement_p
 
 Array = NDArray[Any]
 
@@ -229,35 +227,3 @@ def test_same_behaviour_same_vector() -> None:
     # Longitudinal: group 0 behaves alike at steps 5 and 25, not at 5 and 15.
     assert np.linalg.norm(means[0, 5] - means[0, 25]) < 0.1 * scale
     assert np.linalg.norm(means[0, 5] - means[0, 15]) > 0.3 * scale
-
-
-def test_movement_is_calibrated_and_found() -> None:
-    """One node of graphs without change, and one that changes its company half-way."""
-    rng = np.random.default_rng(0)
-    V, T = basis(30, 4), 20
-    found: dict[bool, list[float]] = {False: [], True: []}
-    for _ in range(60):
-        for moves in (False, True):
-            i, t = rng.integers(0, 30, 400), rng.integers(0, T, 400)
-            j = rng.integers(0, 30, 400)
-            j = np.where(i == 0, np.where(moves & (t < T // 2), 7, 8 + j % 2), j)
-            tensor = TemporalTensor.from_events(
-                np.append(i, np.zeros(20, dtype=int)),
-                np.append(j, np.where(np.arange(20) < 10, 7, 8) if moves else 7 + rng.integers(0, 2, 20)),
-                np.append(t, np.arange(20)),
-                n_nodes=30,
-                n_steps=T,
-                entry="count",
-                pair_weight="raw",
-            )
-            own = tensor.take_rows(0, 1)
-            target = np.asarray(own.indices)[own.entry_pairs]
-            steps, values = np.asarray(own.steps, dtype=np.int64), np.asarray(own.values)
-            entries = NodeEntries(1, T, np.zeros(len(steps), dtype=np.int64), target, steps, values)
-            others = np.bincount(tensor.steps, minlength=T) - 1.0 * np.bincount(steps, minlength=T)
-            found[moves].append(movement_p(entries, V[target], others, draws=99))
-    assert np.mean(np.array(found[False]) < 0.05) < 0.15
-    assert np.mean(np.array(found[True]) < 0.05) > 0.6
-    none = np.empty(0, dtype=np.int64)
-    nobody = NodeEntries(1, T, none, none, none, np.empty(0))
-    assert movement_p(nobody, np.empty((0, 4)), others) == 1.0

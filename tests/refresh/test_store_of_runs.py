@@ -55,6 +55,7 @@ from toffee_dist.storage.manifest import (
 )
 from toffee_dist.storage.paths import to_path
 from toffee_dist.storage.runs import RunFolder, find_latest, find_unfinished, get_run, new_run, read_pointer
+from toffee_dist.storage.spaces import Spaces
 from toffee_dist.timegrid import TimeScale, build_grid
 
 COUNTS = ("files", "rows", "comments", "outside", "used", "self_loops", "duplicates", "cancelled")
@@ -271,6 +272,7 @@ class StoreOfRuns(RuleBasedStateMachine):
             config=RefreshConfig.read(record.config),
             shape=shape,
             seals={},
+            spaces=Spaces("0" * 32, {}),
             map=lambda stage, function, items: [function(item) for item in items],
         )
         publish(job, refresh)

@@ -369,6 +369,28 @@ def test_map_and_paths_are_those_of_the_tables(edges: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.job
+def test_moments_are_those_of_the_changes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    day, source = rng.integers(40, size=6000), rng.integers(60, size=6000)
+    # From day 20 on everybody is with others.
+    near = np.where(
+        day < 20,
+        source // 20 * 20 + rng.integers(20, size=6000),
+        source % 3 + 3 * rng.integers(20, size=6000),
+    )
+    frame = pl.DataFrame({"source": source, "target": near, "time": 1_700_006_400 + day * DAY})
+    frame.filter(pl.col("source") != pl.col("target")).write_parquet(tmp_path / "edges.parquet")
+    start_run(job(tmp_path / "edges.parquet", tmp_path / "out", undirected=True, trajectory_by="filter"))
+    run = load_run(tmp_path / "out")
+    nodes = gather.gather(run.folder, run.manifest).nodes
+    assert nodes is not None
+    assert list(nodes.moments) == sorted(run.changes().moments["step"].to_list())
+    assert any(abs(step - 20) <= 2 for step in nodes.moments)
+    shown = scene.make_scene(nodes, run.grid)["time"]["moments"]
+    assert shown == list(nodes.moments)
+
+
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("options", "present", "absent"),
     [

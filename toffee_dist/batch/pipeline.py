@@ -3,6 +3,7 @@
     stage     edges → staged tensor, registry, grid                          ingest/
     solve     zero slice → common basis → frequencies → other slices         batch/solve.py
     filter    blocks of nodes: energies → kernels in time (trajectory)       batch/trajectory.py
+    watch     blocks of nodes: tests of changes → table and alert file       batch/changes.py
     reduce    blocks of nodes: rows of every slice → Parquet parts           batch/write_outputs.py
     publish   read back, small tables, report, manifest, pointer             storage/runs.py
 
@@ -17,7 +18,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from toffee_dist.batch import choose, energy, node_stats, solve, tables, trajectory, write_outputs
+from toffee_dist.batch import changes, choose, energy, node_stats, solve, tables, trajectory, write_outputs
 from toffee_dist.batch import seal as sealing
 from toffee_dist.batch.blocks import find_bounds
 from toffee_dist.batch.chain import NO_CHAIN, Chain
@@ -37,6 +38,7 @@ from toffee_dist.models import FitContext, find_model, fit_staged
 from toffee_dist.progress import Progress
 from toffee_dist.report.task import ReportTask, try_report
 from toffee_dist.settings import EdgeSettings, FitSettings, JobConfig, JobRuntimeSettings
+from toffee_dist.storage.changes import ALERT_RATE
 from toffee_dist.storage.files import check_writable, copy_tree
 from toffee_dist.storage.forgotten import check_no_erasure, read_forgotten
 from toffee_dist.storage.lock import hold_lock
@@ -68,6 +70,7 @@ def run_job(job: Job, chain: Chain = NO_CHAIN) -> Outcome:
     chosen = choose_frequencies(job)
     solve_others(job, chosen, chain.starts(job))
     filter_in_time(job)
+    watch_changes(job, chain)
     parts = write_parts(job, zero, chosen, chain.rotated)
     check_parts(job, parts)
     write_tables(job, chain.previous)
@@ -359,6 +362,25 @@ def filter_in_time(job: Job) -> None:
     [record] = job.map("kernel", trajectory.learn_kernels, [kernel])
     job.outcome.figures["movement_kept"] = record.kept
     job.progress.say(f"trajectory: {record.kept:.1%} of the movement stands out of the noise")
+
+
+def watch_changes(job: Job, chain: Chain) -> None:
+    """Leave what changed in the window: of a run with a trajectory, and of every refresh."""
+    config, run = job.config, job.run
+    if not changes.is_watched(config, chain.following is not None):
+        return
+    job.map("watch", changes.write_watch, [changes.WatchTask(str(run.path), config.seed)])
+    cut = trajectory.CutTask(str(run.staged.tensor), changes.ENTRY_NUMBERS, job.limits.part_bytes)
+    [cuts] = job.map("cut", trajectory.cut_blocks, [cut])
+    blocks = [
+        changes.WatchBlockTask(str(run.path), index, start, stop)
+        for index, (start, stop) in enumerate(pairwise(cuts))
+    ]
+    job.map("changes", changes.watch_block, blocks)
+    judge = changes.JudgeTask(str(run.path), cuts, job.grid, chain.previous, job.limits.table_rows)
+    [found] = job.map("judge", changes.judge_changes, [judge])
+    shown = ", ".join(f"{count:,} {kind}" for kind, count in found.items())
+    job.progress.say(f"changes at a false discovery rate of {ALERT_RATE:g}: {shown}")
 
 
 def solve_others(job: Job, chosen: tuple[int, ...], starts: Starts) -> None:

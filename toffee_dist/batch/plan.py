@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from toffee_dist.batch.block_cost import BlockCost, block_bytes, solve_in_blocks
 from toffee_dist.batch.blocks import ROW_PAIRS, count_blocks, work_of_a_block
 from toffee_dist.batch.trajectory import ENTRY_BYTES, dense_bytes
-from toffee_dist.batch.trajectory_cost import count_dense, describe_ways, filter_costs
+from toffee_dist.batch.trajectory_cost import count_dense, describe_ways, filter_costs, watch_costs
 from toffee_dist.batch.write_outputs import OutputFolder
 from toffee_dist.errors import TooLargeError
 from toffee_dist.kernels.spectrum import BLOCK_BYTES, count_freqs
@@ -241,8 +241,10 @@ def make_plan(
         _table_stage(shape, settings, all_freqs, limits),
     ]
     notes: tuple[str, ...] = ()
+    sizes = Sizes(shape.n_nodes, shape.n_steps, shape.n_pairs, shape.n_entries)
+    refreshed = any(stage.name == "compare" for stage in more)
+    stages += [Stage(*cost) for cost in watch_costs(sizes, settings, limits, refreshed)]
     if moves and settings.filtered:
-        sizes = Sizes(shape.n_nodes, shape.n_steps, shape.n_pairs, shape.n_entries)
         costs = filter_costs(sizes, settings, limits)
         stages += [Stage(*cost) for cost in costs]
         als = (in_trajectory - 1) * slice_seconds(shape, settings.rank)

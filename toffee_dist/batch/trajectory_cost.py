@@ -6,7 +6,10 @@ import math
 from collections.abc import Sequence
 
 from toffee_dist.batch.block_cost import find_energy_axes
+from toffee_dist.batch.changes import ENTRY_NUMBERS, SAMPLE, is_watched
 from toffee_dist.batch.trajectory import ENTRY_BYTES, dense_bytes, dense_steps
+from toffee_dist.kernels.chance import AT_ONCE
+from toffee_dist.kernels.changes import NODE_DIRECTIONS, NODES_AT_ONCE
 from toffee_dist.kernels.filter import BLOCK_NUMBERS, EPOCH_GROWTH, FFT_COST, padded_length
 from toffee_dist.limits import Limits
 from toffee_dist.models.base import Cost
@@ -65,6 +68,39 @@ def filter_costs(sizes: Sizes, settings: ModelSettings, limits: Limits) -> list[
     why = "one kernel in time per direction, from all energies"
     found.append(Cost("kernel", why, 1, 6 * energies + 16 * T * rank, 2e-8 * energies, 0))
     return found
+
+
+def watch_costs(sizes: Sizes, settings: ModelSettings, limits: Limits, refreshed: bool) -> list[Cost]:
+    """Return what looking for changes takes, where that is done."""
+    if not is_watched(settings, refreshed):
+        return []
+    n, T, entries = sizes.n_nodes, sizes.n_steps, sizes.n_entries
+    block = min(limits.part_bytes, entries * ENTRY_BYTES * ENTRY_NUMBERS)
+    blocks = max(1, math.ceil(entries * ENTRY_BYTES * ENTRY_NUMBERS / limits.part_bytes))
+    # Of the graph and of each community: a row per step, and a matrix of the directions.
+    sums = 8 * (T + 64) * 64 * 3
+    # The d×d matrices of some nodes, their products and eigenvalues; tails of many weights at once.
+    matrices = 8 * NODES_AT_ONCE * NODE_DIRECTIONS**2 * 6 + 8 * AT_ONCE * 6
+    why = "tests of nodes, communities, rhythms and moments"
+    return [
+        Cost(
+            "watch",
+            "when events come; communities",
+            1,
+            24 * n + 16 * SAMPLE * settings.rank,
+            2e-8 * entries,
+            n,
+        ),
+        Cost(
+            "changes",
+            why,
+            blocks,
+            2 * block + matrices + 8 * sums,
+            4e-7 * entries + 3e-5 * n,
+            24 * n + blocks * sums,
+        ),
+        Cost("judge", "what is significant", 1, 96 * n + 2 * sums, 1e-6 * n, 32 * n),
+    ]
 
 
 def describe_ways(sizes: Sizes, settings: ModelSettings, costs: Sequence[Cost], als_seconds: float) -> str:

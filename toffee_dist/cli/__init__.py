@@ -12,8 +12,7 @@ from typing import Any
 import click
 
 from toffee_dist.cli.batch import BATCH_COMMANDS
-from toffee_dist.cli.evaluate import evaluate_command
-from toffee_dist.cli.help import Sections, completion_command, narrow_terminal
+from toffee_dist.cli.help import LateCommand, Sections, completion_command, narrow_terminal
 from toffee_dist.cli.output import complain
 from toffee_dist.cli.refresh import REFRESH_COMMANDS
 from toffee_dist.cli.report import REPORT_COMMANDS
@@ -33,7 +32,11 @@ for _command in (
     *REFRESH_COMMANDS,
     *ASK_COMMANDS,
     *REPORT_COMMANDS,
-    evaluate_command,
+    LateCommand(
+        "evaluate",
+        "Are the vectors any good on this graph?",
+        ("toffee_dist.cli.evaluate", "evaluate_command"),
+    ),
     *TOOL_COMMANDS,
     completion_command,
 ):

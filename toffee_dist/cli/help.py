@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from importlib import import_module
 from typing import Any
 
 import click
@@ -17,6 +18,7 @@ SECTIONS = {
         "neighbors",
         "trajectory",
         "similar-periods",
+        "changes",
         "explain",
         "score",
         "report",
@@ -30,8 +32,35 @@ SECTIONS = {
 NARROW = 72
 
 
+class LateCommand(click.Command):
+    """A command whose module is loaded when it is called: for the start-up time of all others.
+
+    Parameters
+    ----------
+    name, short_help
+        As of the command itself.
+    place
+        Module and name of the command.
+    """
+
+    def __init__(self, name: str, short_help: str, place: tuple[str, str]) -> None:
+        super().__init__(name, short_help=short_help)
+        self.place = place
+
+    def load(self) -> click.Command:
+        """Return the command itself."""
+        module, name = self.place
+        found: click.Command = getattr(import_module(module), name)
+        return found
+
+
 class Sections(click.Group):
     """Commands by what they are for, one line each: all of it fits 30 lines of 80 columns."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command by its name, loaded."""
+        found = super().get_command(ctx, cmd_name)
+        return found.load() if isinstance(found, LateCommand) else found
 
     def sections(self) -> dict[str, list[str]]:
         """Return the names of the commands by section; one that no section names comes last."""

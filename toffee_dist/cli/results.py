@@ -1,4 +1,4 @@
-"""`toffee neighbors`, `trajectory`, `similar-periods`, `explain`, `score`, `index`, `export`: ask a run."""
+"""Questions to a run: `toffee neighbors`, `trajectory`, `similar-periods`, `changes`, `score` and others."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def trajectory_command(
     """Show NODE over time: how active it was, and how far from its usual place.
 
     The first curve is the length of its vector at each step, the second the cosine of that vector with the
-    node's sum over time. RUN needs the output trajectory; of a filtered one, p tells how often a node that
-    keeps still would seem to move as far.
+    node's sum over time. RUN needs the output trajectory; p is the chance that a node
+    which keeps still moves as far.
 
     \b
     Example:
@@ -171,9 +171,46 @@ def similar_periods_command(path: str, node: str, count: int, space: str | None,
     if not found.periods.height:
         echo(f"No rhythm of {show_line(node)} stands out of its noise.")
     for row in found.periods.head(10).iter_rows(named=True):
-        echo(f"{row['period']:<20} {row['times_floor']:.1f} times its noise")
+        echo(f"{row['period']:<20} {row['times_floor']:.1f} times its noise, p = {row['p_value']:.2g}")
     if found.similar.height:
         echo("\nMost similar:\n" + _table(found.similar))
+
+
+@click.command("changes", short_help="What changed, and whether chance did it")
+@_run
+@click.option(
+    "--rate",
+    type=float,
+    default=0.05,
+    show_default=True,
+    help="False discovery rate: the share of the list that may be chance.",
+)
+@click.option("-k", "count", type=int, default=20, show_default=True, help="Rows to show of each kind.")
+@json_option
+def changes_command(path: str, rate: float, count: int, as_json: bool) -> None:
+    """List nodes, communities, rhythms and moments that changed within the window of RUN.
+
+    Only what is significant: p is the chance that something which does not change seems to change as much, q
+    the false discovery rate at which it is on the list. RUN needs the output trajectory, or is a refresh;
+    its file changes.json has the same at a rate of 0.05, for alerts.
+
+    \b
+    Example:
+      toffee changes vectors
+      toffee changes vectors --rate 0.01 --json
+    """
+    # Saves start-up time.
+    from toffee_dist.results.run import load_run
+
+    found = load_run(path).changes(rate)
+    if as_json:
+        echo(json.dumps(found.to_json(), default=str))
+        return
+    for kind, frame in found.kinds.items():
+        echo(f"{kind}: {frame.height:,} of {found.tested.get(kind, 0):,} tested")
+        if frame.height:
+            hidden = [name for name in ("row", "k", "period_steps") if name in frame.columns]
+            echo(_table(frame.head(count).drop(hidden)) + "\n")
 
 
 @click.command("explain", short_help="Which links and rhythms made a vector or a move")
@@ -398,6 +435,7 @@ ASK_COMMANDS = (
     neighbors_command,
     trajectory_command,
     similar_periods_command,
+    changes_command,
     explain_command,
     score_command,
     index_command,

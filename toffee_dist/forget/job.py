@@ -215,6 +215,8 @@ def write_version(
             compact = True
         elif name.endswith(".parquet"):
             erased[name] = rewrite.rewrite_table(file, to, erasing)
+        elif name == old.changes.name:
+            erased[name] = rewrite.rewrite_changes(file, to, erasing)
         elif name.endswith(".json"):
             erased[name] = rewrite.rewrite_json(file, to, names)
         elif name != old.report.name:

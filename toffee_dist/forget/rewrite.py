@@ -19,15 +19,18 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from toffee_dist.storage import parquet
+from toffee_dist.storage.changes import ChangesRecord, CommunityChange
 from toffee_dist.storage.compact import ARRAYS, HEADER, CompactHeader, array_of
 from toffee_dist.storage.files import link_or_copy, map_array, read_array, read_json, save_array, write_json
-from toffee_dist.storage.manifest import Drift, Manifest, read_record
+from toffee_dist.storage.manifest import Drift, Manifest, read_record, write_record
 from toffee_dist.storage.runs import RunFolder
 from toffee_dist.storage.spaces import SPACE_COLUMN
 
 # Columns that say what a row is of, and so stay.
 PLACES = ("row", "space", "step", "k", SPACE_COLUMN)
 IDS = ("id", "node_id")
+# Columns of which zero would say something: of an erased row there is nothing.
+NO_ZERO = ("p_value",)
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,11 @@ def rewrite_table(path: Path, to: Path, erasing: Erasing) -> int:
                 ids, found = erasing.rename(batch.column(key))
                 erased += int(found.sum())
                 columns = {
-                    name: ids if name == key else column if name in PLACES else erase(column, found)
+                    name: ids
+                    if name == key
+                    else column
+                    if name in PLACES
+                    else erase(column, found, nothing=name in NO_ZERO)
                     for name, column in zip(batch.schema.names, batch.columns, strict=True)
                 }
                 yield pa.table(columns, schema=file.schema_arrow)
@@ -113,8 +120,8 @@ def _names_any(file: Any, key: str, erasing: Erasing) -> bool:
     return False
 
 
-def erase(column: pa.Array, where: NDArray[np.bool_]) -> pa.Array:
-    """Return a column with zeros in some rows, or nothing where its type has no zero."""
+def erase(column: pa.Array, where: NDArray[np.bool_], *, nothing: bool = False) -> pa.Array:
+    """Return a column with zeros in some rows, or nothing where its type has no zero or that is asked for."""
     if not where.any():
         return column
     if pa.types.is_fixed_size_list(column.type):
@@ -122,6 +129,8 @@ def erase(column: pa.Array, where: NDArray[np.bool_]) -> pa.Array:
         numbers = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, width).copy()
         numbers[where] = 0
         return pa.FixedSizeListArray.from_arrays(pa.array(np.ravel(numbers)), type=column.type)
+    if nothing:
+        return pc.if_else(pa.array(where), pa.scalar(None, column.type), column)
     if pa.types.is_list(column.type):
         offsets = column.offsets.to_numpy()
         numbers = column.flatten().to_numpy(zero_copy_only=False).copy()
@@ -158,6 +167,31 @@ def rewrite_compact(folder: Path, to: Path, rows: NDArray[np.int64]) -> int:
     for name in ("kernel.npy", "pairs.npy", HEADER):
         link_or_copy(folder / name, to / name)
     return dropped
+
+
+def rewrite_changes(path: Path, to: Path, erasing: Erasing) -> int:
+    """Write an alert file without some nodes; return how often they were named."""
+    record, named = read_record(path, ChangesRecord), 0
+
+    def hidden(members: list[Any]) -> list[Any]:
+        nonlocal named
+        kept = [member for member in members if str(member) not in erasing.names]
+        named += len(members) - len(kept)
+        return kept
+
+    def communities(tests: list[CommunityChange]) -> list[CommunityChange]:
+        return [test.replaced(members=hidden(test.members)) for test in tests]
+
+    nodes = [node for node in record.nodes if str(node.node_id) not in erasing.names]
+    named += len(record.nodes) - len(nodes)
+    changed = record.replaced(
+        nodes=nodes,
+        found=max(record.found - (len(record.nodes) - len(nodes)), len(nodes)),
+        communities=communities(record.communities),
+        tests=record.tests.replaced(communities=communities(record.tests.communities)),
+    )
+    write_record(to, changed)
+    return named
 
 
 def rewrite_rows(path: Path, to: Path, rows: NDArray[np.int64]) -> int:

@@ -29,6 +29,7 @@ from toffee_dist.kernels.align import (
 from toffee_dist.kernels.sample import Sample, Tally, draw, tally_cosines, tally_ratios
 from toffee_dist.limits import LIMITS
 from toffee_dist.storage import parquet
+from toffee_dist.storage.changes import read_p_value, read_p_values
 from toffee_dist.storage.earlier import EarlierRows
 from toffee_dist.storage.files import save_array
 from toffee_dist.storage.manifest import Drift, Mover
@@ -140,8 +141,8 @@ def measure_drift(run: RunTasks, task: DriftTask) -> Drift:
         angle_mean=float(degrees_apart.mean()) if len(degrees_apart) else 0.0,
         angle_max=float(degrees_apart.max(initial=0.0)),
         movers=[
-            Mover(node_id=name, row=row, cosine=cosine, degree=degree)
-            for name, (cosine, row, degree) in zip(ids, movers, strict=True)
+            Mover(node_id=name, row=row, cosine=cosine, degree=degree, p_value=p)
+            for (name, p), (cosine, row, degree) in zip(ids, movers, strict=True)
         ],
     )
 
@@ -254,8 +255,8 @@ def _overlap(parts: Sequence[DriftSums]) -> float | None:
     return float(neighbour_overlap(E, F, queries).mean())
 
 
-def write_table(task: DriftTask) -> list[Any]:
-    """Write drift.parquet where it is wanted, some rows at a time; return the ids of the movers."""
+def write_table(task: DriftTask) -> list[tuple[Any, float | None]]:
+    """Write drift.parquet where it is wanted, some rows at a time; return id and p of the movers."""
     run = task.folder
 
     def tables() -> Iterator[pa.Table]:
@@ -270,9 +271,11 @@ def write_table(task: DriftTask) -> list[Any]:
                 "cosine": pa.array(cosine, mask=~np.isfinite(cosine)),
                 "norm_before": pa.array(before),
                 "norm": pa.array(norm),
+                "p_value": read_p_values(run, start, stop),
             }
             yield pa.table(columns)
 
     if task.table:
         parquet.write_stream(run.drift, tables())
-    return [read_ids(run.staged.nodes, row, row + 1)["node_id"][0].as_py() for row in task.movers]
+    ids = (read_ids(run.staged.nodes, row, row + 1)["node_id"][0].as_py() for row in task.movers)
+    return [(name, read_p_value(run, row)) for name, row in zip(ids, task.movers, strict=True)]

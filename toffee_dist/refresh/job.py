@@ -64,6 +64,13 @@ def refresh(config: RefreshConfig, progress: Progress | None = None, limits: Lim
     """
     if not config.out:
         raise ConfigError("out", got="nothing", allowed="a folder for the runs", remedy="Add --out DIR.")
+    if config.basis == "energy" and "trajectory" in config.outputs:
+        raise ConfigError(
+            "basis of a refresh",
+            got="energy, whose axes no refresh can turn onto those of the previous run",
+            allowed="sum",
+            remedy="Use toffee embed for a trajectory with --basis energy.",
+        )
     progress = progress or Progress()
     out = to_path(config.out).absolute()
     check_writable(out)

@@ -16,6 +16,7 @@ from toffee_dist.report.layout import Method, find_communities, lay_out
 from toffee_dist.report.sample import GROUPS, choose_nodes, choose_paths
 from toffee_dist.report.stage import Paths, draw_paths, read_blocks
 from toffee_dist.report.why import EXPLAINED, explain_node, name_neighbours, neighbour_rows
+from toffee_dist.results.changes import has_changes, read_changes
 from toffee_dist.storage.files import read_json
 from toffee_dist.storage.manifest import Manifest
 from toffee_dist.storage.parquet import GROUP_ROWS, open_parquet, read_frame, reading, take_rows
@@ -205,7 +206,8 @@ def draw_map(run: RunFolder, manifest: Manifest, grid: TimeGrid, method: Method)
         return found
     paths = replace(paths, nodes=np.searchsorted(rows, paths.rows))
     why = _explain(run, manifest, grid, table, found) if isinstance(table, CompactTable) else {}
-    return replace(found, paths=paths, why=why)
+    changed = read_changes(run, grid).moments["step"].to_list() if has_changes(run) else []
+    return replace(found, paths=paths, why=why, moments=tuple(sorted(changed)))
 
 
 def _explain(

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from toffee_dist.report.layout import Axes, Communities, find_axes, find_communities
 from toffee_dist.storage.vectors import CompactTable, VectorTable, read_node_rows
 
-# Numbers of vectors that are in memory at once, and directions that the plane and the communities come from.
+# Numbers of vectors that are in memory at once, and directions that the communities come from.
 BLOCK_NUMBERS, LEARNT = 2_000_000, 5_000
 
 Numbers = NDArray[Any]
@@ -144,5 +144,6 @@ def set_stage(table: VectorTable, rows: Numbers, first: int, seed: int) -> Stage
     directions = directions[size > 0]
     if not len(directions):
         return None
+    # The plane comes from all of them: a covariance is quick, k-means is not.
     sample = directions[rng.permutation(len(directions))[:LEARNT]].astype(np.float64)
-    return Stage(find_axes(sample), find_communities(sample, seed))
+    return Stage(find_axes(directions), find_communities(sample, seed))

@@ -7,6 +7,7 @@
     neighbors   the nearest nodes, exactly
     trajectory  one node over time, and plots of it
     rhythm      the periods of a node, and who shares them
+    changes     what changed in the window, and whether chance did it
     score       the model's own score of pairs
     explain     which links, steps and rhythms made a vector; which common directions make a score
     index       the vectors once more, for quick queries

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from toffee_dist.results.changes import Changes, read_changes
 from toffee_dist.results.classifier import Label, NodeClassifier, train_classifier
 from toffee_dist.results.explain import Explanation, ScoreExplanation, explain, explain_score
 from toffee_dist.results.export import export_run
@@ -70,6 +71,13 @@ class Run(PublishedRun):
     def rhythm_of(self, node: object, k: int = 10, space: str | None = None) -> Rhythm:
         """Return the periods a node lives by, and the k nodes most like it."""
         return find_rhythm(self, node, k, space)
+
+    def changes(self, rate: float = 0.05) -> Changes:
+        """Return nodes, communities, rhythms and moments that changed, at a false discovery rate.
+
+        See `toffee_dist.results.changes.read_changes`.
+        """
+        return read_changes(self.folder, self.grid, rate)
 
     def score(
         self,

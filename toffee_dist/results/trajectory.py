@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from toffee_dist.results.nodes import Node, find_node
 from toffee_dist.results.plot import Panel, draw_image, draw_text
 from toffee_dist.results.published import PublishedRun
+from toffee_dist.storage.changes import read_p_value
 from toffee_dist.storage.files import replacing
 from toffee_dist.storage.vectors import CompactTable, read_node_rows
 from toffee_dist.timegrid import TimeGrid
@@ -30,7 +31,8 @@ class NodeTrajectory:
     vectors : (steps, rank)
     noise : (steps,), the length that each vector would have if the node's events were unrelated; None of a
         trajectory by ALS
-    p_value : how often a node that keeps still moves as far; None of a trajectory by ALS
+    p_value : the chance that a node which keeps still moves as far; None where changes were not looked
+        for, or where it has too few links
     """
 
     node: Node
@@ -72,7 +74,7 @@ class NodeTrajectory:
         """Say whether the node moves, or whether that may be noise."""
         assert self.p_value is not None
         moves = "It moves" if self.p_value < 0.05 else "That it moves may be noise"
-        return f"{moves}: p = {self.p_value:.3f} for a node whose links come at any time."
+        return f"{moves}: p = {self.p_value:.3f} for a node that links as it always does."
 
     def write_png(self, path: Path) -> None:
         """Draw both curves into a PNG file."""
@@ -97,8 +99,9 @@ def read_trajectory(run: PublishedRun, node: object, space: str | None = None) -
     table = run.vectors("trajectory")
     found = find_node(run, node, space)
     [vectors] = read_node_rows(table, [found.row])
+    p_value = read_p_value(run.folder, found.row)
     if not isinstance(table, CompactTable):
-        return NodeTrajectory(found, run.grid, vectors)
+        return NodeTrajectory(found, run.grid, vectors, None, p_value)
     compact = table.compact
     [noise] = compact.noise(found.row, found.row + 1, np.arange(run.n_steps))
-    return NodeTrajectory(found, run.grid, vectors, noise, compact.movement_p(found.row))
+    return NodeTrajectory(found, run.grid, vectors, noise, p_value)

@@ -27,7 +27,6 @@ from pydantic import Field, model_validator
 
 from toffee_dist.errors import InputError
 from toffee_dist.kernels.filter import ActiveRows, NodeEntries, TimeKernel, filter_rows, noise_levels
-from toffee_dist.kernels.movement import movement_p
 from toffee_dist.storage.files import map_array, read_array, save_array
 from toffee_dist.storage.manifest import Count, Record, SpaceId, read_record, write_record
 from toffee_dist.storage.paths import as_remote
@@ -184,13 +183,6 @@ class CompactTrajectory:
             self._check(step, self.n_steps, "step")
             total += np.bincount(step, minlength=self.n_steps)
         return total
-
-    def movement_p(self, node: int) -> float:
-        """Return how often a node that keeps still moves as far as this one; see `kernels.movement`."""
-        entries = self.entries(node, node + 1)
-        targets, at = np.unique(entries.target, return_inverse=True)
-        own = np.bincount(entries.step, minlength=self.n_steps) * (1 if self.directed else 2)
-        return movement_p(entries, self.basis(targets)[at], np.maximum(self.activity - own, 0.0))
 
     @property
     def rank(self) -> int:

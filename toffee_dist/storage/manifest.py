@@ -179,6 +179,7 @@ class Mover(Record):
     row: int
     cosine: float
     degree: int
+    p_value: float | None = None
 
 
 class Drift(Record):

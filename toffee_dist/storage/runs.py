@@ -145,6 +145,16 @@ class RunFolder:
         return self.path / "drift.parquet"
 
     @property
+    def change_table(self) -> Path:
+        """A row per node: its community, and whether it changes; see `storage.changes`."""
+        return self.path / "changes.parquet"
+
+    @property
+    def changes(self) -> Path:
+        """What is significant of it, and all other tests: the alert file."""
+        return self.path / "changes.json"
+
+    @property
     def report(self) -> Path:
         """The page about the run."""
         return self.path / "report.html"
