@@ -349,7 +349,7 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
         if self._filter_cache is None:
             settings, tensor = self._fitted_settings, self._tensor
             energy = settings.basis == "energy"
-            V = energy_basis(tensor, settings.rank, settings.seed) if energy else self._basis().V
+            V = energy_basis(tensor, self._fitted_options) if energy else self._basis().V
             rows = project_rows(tensor, V)
             kernel = learn_kernel([rows], tensor.n_steps, causal=settings.causal, strength=settings.denoise)
             self._filter_cache = V, rows, kernel

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from toffee_dist.batch.blocks import ROW_PAIRS, count_blocks, work_of_a_block
+from toffee_dist.kernels.solvers.closed_form import DENSE_EIGEN_SHARE, DENSE_SIZE
 from toffee_dist.kernels.solvers.compressed import BASIS_SHARE, BLOCK_LEAST, BLOCK_SHARE
 from toffee_dist.kernels.solvers.krylov import EIGEN_LEAST, EIGEN_SHARE
 from toffee_dist.limits import Limits
@@ -95,3 +96,41 @@ def solve_in_blocks(sizes: Sizes, directed: bool, rank: int, item: int, limits: 
     sides = 3 if directed else 1
     disk = sides * (16 + item) * pairs + item * n * (basis + 4 * rank)
     return BlockCost(blocks, passes, block_bytes(n, pairs, rank, item, limits), seconds, moved, disk)
+
+
+def find_energy_axes(sizes: Sizes, rank: int, item: int, limits: Limits) -> BlockCost:
+    """Return what the axes of all energy take, in one task or in blocks (see `batch.energy`).
+
+    A product is one with F and one with L; what is between them has a row per node, and per source and step
+    with two targets or more: of those there are half as many as entries at the most.
+    """
+    n, entries = sizes.n_nodes, sizes.n_entries
+    blocks = count_blocks(n, sizes.n_pairs, limits)
+    width = max(EIGEN_LEAST, -(-rank // EIGEN_SHARE))
+    side = min(math.ceil(EIGEN_COLUMNS * rank), n)
+    steps = math.ceil(side / width)
+    between = n + entries // 2
+    seconds = steps * (2 * entries + n) * SECONDS_PAIR + 2 * n * (side**2 + 6 * rank**2) * SECONDS_SQUARE
+    if blocks == 1:
+        # Unfolding takes 49 bytes per entry, and B stays; a Krylov basis and what is made of it, or a matrix.
+        dense = 48 * n * n if n <= DENSE_SIZE or rank > DENSE_EIGEN_SHARE * n else 0
+        bytes_ = (64 + item) * entries + item * (n * (side + 4 * rank) + 2 * between * width) + dense
+        return BlockCost(1, 1, bytes_, seconds, 0, item * n * rank)
+    passes = 3 * steps + 6
+    # Blocks have about the same work in pairs, and at most twice their share of the entries. Cutting takes
+    # 71 bytes per entry of its block, turning 53; a product what is between, its tile and their sum.
+    own = min(entries, 2 * entries // blocks)
+    rows = work_of_a_block(n, sizes.n_pairs, limits) // ROW_PAIRS
+    task = max(
+        block_bytes(n, sizes.n_pairs, rank, item, limits),
+        (72 + item) * own,
+        3 * (own // 2 + rows) * width * item,
+    )
+    written = 2 * side + 6 * rank
+    values = steps * (8 + item) * (2 * entries + n)
+    tiles = side * item * blocks * (n + between)
+    moved = values + tiles + 2 * side * item * between + item * n * (side**2 // width + 2 * written)
+    seconds += (n * written + between * side) * SECONDS_COLUMN
+    seconds += passes * (SECONDS_PASS + blocks * SECONDS_TASK)
+    disk = 3 * (8 + item) * (entries + n) + item * (n * (side + 4 * rank) + 2 * between * width)
+    return BlockCost(blocks, passes, task, seconds, moved, disk)

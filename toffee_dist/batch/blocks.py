@@ -5,7 +5,7 @@ Where rows are cut depends on the tensor and the limits alone, never on the work
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,7 @@ def read_block(task: MatrixTask) -> Rows:
 
 def by_column(rows: Rows, start: int, bounds: Sequence[int]) -> Rows:
     """Return the entries of a block in the order of columns: where each block of those begins, both ends."""
-    order = _stable_order(rows.indices)
+    order = stable_order(rows.indices)
     targets = rows.indices[order]
     sources = np.repeat(np.arange(len(rows.indptr) - 1), np.diff(rows.indptr))[order] + start
     both = np.stack([targets, sources], axis=1).astype(index_dtype(bounds[-1]))
@@ -161,7 +161,7 @@ def by_column(rows: Rows, start: int, bounds: Sequence[int]) -> Rows:
 def join_pieces(pieces: Sequence[Sequence[NDArray[Any]]], start: int, stop: int) -> Rows:
     """Return rows of the adjoint from pieces in the order of their sources, so that columns are in order."""
     both, values, begins, ends = (np.concatenate(column) for column in zip(*pieces, strict=True))
-    order = _stable_order(both[:, 0])
+    order = stable_order(both[:, 0])
     indptr = np.zeros(stop - start + 1, np.int64)
     np.cumsum(np.bincount(both[:, 0] - start, minlength=stop - start), out=indptr[1:])
     return Rows(indptr, np.ascontiguousarray(both[order, 1]), values[order], begins[order], ends[order])
@@ -201,7 +201,7 @@ def turn_block(task: MatrixTask) -> bool:
     return True
 
 
-def _stable_order(keys: NDArray[Any]) -> NDArray[np.int64]:
+def stable_order(keys: NDArray[Any]) -> NDArray[np.int64]:
     """Return the order that sorts keys, equal ones as they are: by sorting words of key and position."""
     bits = max(len(keys).bit_length(), 1)
     words = (keys.astype(np.uint64) << np.uint64(bits)) | np.arange(len(keys), dtype=np.uint64)
@@ -240,6 +240,17 @@ def matrix_folder(slices: Path, name: str) -> Path:
     return slices / f"matrix-{name}"
 
 
+def find_size(run: RunTasks, first: MatrixTask, measure: Callable[[MatrixTask], float]) -> float:
+    """Return the norm of a matrix, from Σ|x|² of every block; what was found is written down."""
+    record = to_path(first.folder) / "size.json"
+    try:
+        return float(read_json(record)["size"])
+    except (InputError, ValueError, KeyError, TypeError):
+        size = float(np.sqrt(sum(run(measure, BlockMatrix(first).tasks()))))
+        write_json(record, {"size": size})
+        return size
+
+
 def cut_matrix(
     run: RunTasks,
     tensor: Path,
@@ -255,12 +266,7 @@ def cut_matrix(
     real = is_real(k, n_steps)
     dtype = slice_dtype(options, real)
     first = MatrixTask(str(tensor), str(folder), bounds, 0, k, weights, dtype.str, directed or not real)
-    record = folder / "size.json"
-    try:
-        size = float(read_json(record)["size"])
-    except (InputError, ValueError, KeyError, TypeError):
-        size = float(np.sqrt(sum(run(measure_block, BlockMatrix(first).tasks()))))
-        write_json(record, {"size": size})
+    size = find_size(run, first, measure_block)
     # A slice without entries is divided by nothing.
     matrix = BlockMatrix(replace(first, size=size or 1.0))
     for function in (cut_block, turn_block) if first.directed else (cut_block,):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -163,8 +163,7 @@ class Job:
                         cut = partial(self._cut, run, item.name(k), k, item.weights)
                         found = solve_sharded(run, replace(item, freqs=(k,)), self.bounds, cut)
                         solved += found.pop("solved")
-                        for name, count in found.items():
-                            self.outcome.passes[name] = self.outcome.passes.get(name, 0) + count
+                        self.add_passes(found)
         else:
             # Also those that seem to be there: whether a slice is whole, its task finds by the checksum.
             solved = sum(self.map(stage, solve_batch, items))
@@ -173,6 +172,11 @@ class Job:
                 self.map("basis", write_basis, tasks)
         self.outcome.solved += solved
         self.outcome.reused += wanted - solved
+
+    def add_passes(self, found: Mapping[str, int]) -> None:
+        """Add up passes over blocks, by what is counted of them."""
+        for name, count in found.items():
+            self.outcome.passes[name] = self.outcome.passes.get(name, 0) + count
 
     def in_blocks(self, zero: bool) -> bool:
         """Whether slices are cut into blocks: zero slices of a large graph, others where too large."""

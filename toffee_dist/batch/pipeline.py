@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from toffee_dist.batch import changes, choose, node_stats, solve, tables, trajectory, write_outputs
+from toffee_dist.batch import changes, choose, energy, node_stats, solve, tables, trajectory, write_outputs
 from toffee_dist.batch import seal as sealing
 from toffee_dist.batch.blocks import find_bounds
 from toffee_dist.batch.chain import NO_CHAIN, Chain
@@ -344,8 +344,12 @@ def filter_in_time(job: Job) -> None:
         return
     run.compact.mkdir(parents=True, exist_ok=True)
     if config.basis == "energy":
-        basis = trajectory.EnergyBasisTask(str(run.path), config.rank, config.seed)
-        job.map("energy basis", trajectory.write_energy_basis, [basis])
+        axes = energy.EnergyTask(str(run.staged.tensor), str(run.slices), config.solver_settings())
+        if job.in_blocks(zero=True):
+            with job.stage("energy basis") as run_tasks:
+                job.add_passes(energy.solve_in_blocks(run_tasks, axes, job.bounds))
+        else:
+            job.map("energy basis", energy.write_basis, [axes])
     cut = trajectory.CutTask(str(run.staged.tensor), config.rank, job.limits.part_bytes)
     [cuts] = job.map("cut", trajectory.cut_blocks, [cut])
     blocks = [

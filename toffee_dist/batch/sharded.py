@@ -11,7 +11,7 @@ there as they are, and goes on in the middle of the first that is not.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,8 @@ class PassTask:
         What is added up, and the file with the small matrices of the terms, one after the other.
     sides
         The files of X and of its adjoint.
+    present
+        Those of them in whose rows a node has entries if it takes part.
     against, own
         Tall arrays to be multiplied with, and whether with itself.
     largest
@@ -109,6 +111,7 @@ class PassTask:
     terms: tuple[TermSpec, ...] = ()
     smalls: str = ""
     sides: tuple[tuple[str, str], ...] = ()
+    present: tuple[str, ...] = ()
     against: tuple[str, ...] = ()
     own: bool = False
     largest: bool = False
@@ -191,7 +194,8 @@ def _compute(task: PassTask, opened: _Opened) -> Tall | None:
         Y = random_rows(seed, start, stop, columns, np.dtype(dtype))
         # Nodes without edges (in a chain of windows, those that have left) take no part.
         matrix = MatrixFolder(to_path(task.matrix))
-        counts = [np.diff(map_array(matrix.array(side, task.index, "indptr"))) for _, side in task.sides]
+        files = (dict(task.sides)[by] for by in task.present)
+        counts = [np.diff(map_array(matrix.array(side, task.index, "indptr"))) for side in files]
         Y[sum(counts) == 0] = 0
         return Y
     if task.starts is not None:
@@ -232,20 +236,25 @@ def _multiply(task: PassTask, spec: TermSpec, opened: _Opened) -> Tall:
     opened.bytes += indptr.nbytes + indices.nbytes + values.nbytes
     tall = to_path(spec.tall)
     columns = map_array(block_of(tall, task.index)).shape[1]
-    tiles = (
-        (first, last, opened.map(block_of(tall, index)))
-        for index, (first, last) in enumerate(zip(task.bounds, task.bounds[1:], strict=False))
-    )
-    return multiply_tiles(indptr, indices, values, tiles, columns)
+    return multiply_tiles(indptr, indices, values, _tiles(tall, len(task.bounds) - 1, opened), columns)
 
 
-class ShardedSlice:
-    """A slice in blocks on storage, as solvers see it.
+def _tiles(tall: Path, count: int, opened: _Opened) -> Iterator[tuple[int, int, Tall]]:
+    """Yield the blocks of a tall array, each with the rows that it has."""
+    first = 0
+    for index in range(count):
+        tile = opened.map(block_of(tall, index))
+        yield first, first + len(tile), tile
+        first += len(tile)
+
+
+class ShardedArrays:
+    """Tall arrays in blocks on storage, and the matrix that they are multiplied by.
 
     Parameters
     ----------
     matrix
-        The slice.
+        The matrix.
     folder
         Where tall arrays go until they are not needed any more.
     run
@@ -260,12 +269,11 @@ class ShardedSlice:
     moved : bytes that tasks have opened and written
     """
 
-    norm2 = 1.0
+    present: tuple[str, ...] = ("X", "Xh")
 
     def __init__(self, matrix: BlockMatrix, folder: Path, run: RunTasks, seed: Sequence[int]) -> None:
         first = matrix.first
         self.n, self.dtype = first.bounds[-1], np.dtype(first.dtype)
-        self.hermitian = not first.directed
         self._matrix, self._folder, self._run, self._seed = matrix, folder, run, tuple(seed)
         self._live: list[str] = []
         self._dropped: list[str] = []
@@ -319,6 +327,10 @@ class ShardedSlice:
         records: list[PassRecord] = list(self._run(run_pass, self._each(replace(task, record=""))))
         self.moved += sum(record.moved for record in records)
         return {f"{at:05d}": record.seal for at, record in enumerate(records) if record.seal is not None}
+
+    def counts(self) -> dict[str, int]:
+        """Return what was done so far, by name."""
+        return {name: getattr(self, name) for name in ("passes", "reused", "blocks_reused", "moved")}
 
     # How a pass is done.
 
@@ -380,6 +392,7 @@ class ShardedSlice:
             specs,
             str(path),
             sides,
+            self.present,
         )
 
     def _each(self, task: PassTask) -> list[PassTask]:
@@ -421,6 +434,17 @@ class ShardedSlice:
             self._folder.mkdir(parents=True, exist_ok=True)
             return {}
         return known
+
+
+class ShardedSlice(ShardedArrays):
+    """A slice in blocks on storage, divided by its norm, as solvers see it."""
+
+    norm2 = 1.0
+
+    @property
+    def hermitian(self) -> bool:
+        """Whether X = Xᴴ exactly."""
+        return not self._matrix.first.directed
 
 
 @dataclass(frozen=True)
@@ -475,7 +499,7 @@ def solve_sharded(
     """
     [k], folder = task.freqs, to_path(task.slices)
     name, basis = task.name(k), k == 0
-    if _is_there(run, folder, name, "ARUSVC" if basis else task.arrays):
+    if is_there(run, folder, name, "ARUSVC" if basis else task.arrays):
         return {"solved": 0}
     write_bounds(folder, bounds)
     began = time.perf_counter()
@@ -510,11 +534,10 @@ def solve_sharded(
     remove_tree(passes)
     if not basis:
         remove_tree(to_path(matrix.first.folder))
-    counts = {name: getattr(X, name) for name in ("passes", "reused", "blocks_reused", "moved")}
-    return {"solved": 1, **counts}
+    return {"solved": 1, **X.counts()}
 
 
-def _is_there(run: RunTasks, folder: Path, name: str, arrays: str) -> bool:
+def is_there(run: RunTasks, folder: Path, name: str, arrays: str) -> bool:
     """Whether a slice is whole; its blocks are read where there is most to read with: in tasks."""
     seals = read_seals(folder, name)
     if not set(arrays) <= {key.partition(".")[0] for key in seals}:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from toffee_dist.kernels.energy_basis import energy_basis
+from toffee_dist.batch.energy import ENERGY
 from toffee_dist.kernels.filter import (
     ActiveRows,
     Energies,
@@ -53,8 +53,6 @@ from toffee_dist.storage.slices import (
 )
 from toffee_dist.storage.tensors import open_tensor
 
-# Name of the basis of all energy beside that of the sum.
-ENERGY = "energy"
 # Without an answer to --dense: Parquet of all steps up to this size.
 DENSE_BYTES = 256 * 2**20
 # Bytes of one entry, per direction, in the task of a block: its row of V, its y, squares in double.
@@ -64,25 +62,6 @@ ENTRY_BYTES = 4 + 4 + 3 * 8
 def basis_path(run: RunFolder, basis: Basis) -> Path:
     """Return where the basis of the trajectory is."""
     return array_path(run.slices, "V", slice_name(0) if basis == "sum" else ENERGY)
-
-
-@dataclass(frozen=True)
-class EnergyBasisTask:
-    """The basis of all energy: leading eigenvectors of Σ_t X(t)ᵀX(t), without what noise leaves there."""
-
-    run: str
-    rank: int
-    seed: int
-
-
-def write_energy_basis(task: EnergyBasisTask) -> None:
-    """Leave V of all energy, unless it is there."""
-    run = RunFolder.at(task.run)
-    if is_finished(run.slices, ENERGY, "V"):
-        return
-    V = energy_basis(open_tensor(run.staged.tensor), task.rank, task.seed)
-    seal = save_array(basis_path(run, "energy"), V, durable=False)
-    write_sealed(run.slices, ENERGY, {"report": {}}, {"V": seal})
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from toffee_dist.batch.block_cost import find_energy_axes
 from toffee_dist.batch.changes import ENTRY_NUMBERS, SAMPLE, is_watched
 from toffee_dist.batch.trajectory import ENTRY_BYTES, dense_bytes, dense_steps
 from toffee_dist.kernels.chance import AT_ONCE
@@ -31,10 +32,20 @@ def filter_costs(sizes: Sizes, settings: ModelSettings, limits: Limits) -> list[
     n, T, entries, rank = sizes.n_nodes, sizes.n_steps, sizes.n_entries, settings.rank
     found = []
     if settings.basis == "energy":
-        # The stacked steps and their transpose; a Krylov basis of 2r columns in double, or a dense matrix.
-        bytes_ = 64 * entries + 8 * n * 4 * rank + (48 * n * n if rank > 0.2 * n else 0)
-        seconds = 4e-9 * entries * 4 * rank
-        found.append(Cost("energy basis", "axes of all energy", 1, bytes_, seconds, 4 * n * rank))
+        cost = find_energy_axes(sizes, min(rank, n), 4 if settings.precision == "single" else 8, limits)
+        where = "" if cost.blocks == 1 else ", in blocks of nodes: every pass is a map over the blocks"
+        found.append(
+            Cost(
+                "energy basis",
+                f"axes of all energy{where}",
+                cost.blocks,
+                cost.task_bytes,
+                cost.seconds,
+                cost.disk,
+                cost.passes,
+                cost.moved,
+            )
+        )
     length = padded_length(T)
     # Causal gains are learnt from every past: lengths that grow by a constant share.
     pasts = 1 / (1 - 1 / EPOCH_GROWTH) if settings.causal else 1

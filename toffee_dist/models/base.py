@@ -271,7 +271,8 @@ class Cost(NamedTuple):
     """What one map of a fit takes, as the plan shows it (see `batch.plan.Stage`).
 
     ``task_bytes`` is what one task holds at its peak beside the process and the mapped tensor, ``seconds``
-    those of all tasks on one core, ``disk`` the bytes that are on storage at once.
+    those of all tasks on one core, ``disk`` the bytes that are on storage at once. Where all tasks run more
+    than once, ``passes`` tells how often, and ``moved`` the bytes that they read and write in all of them.
     """
 
     name: str
@@ -280,6 +281,8 @@ class Cost(NamedTuple):
     task_bytes: int
     seconds: float
     disk: int
+    passes: int = 1
+    moved: int = 0
 
 
 class VectorsInTime(Protocol):

@@ -102,6 +102,14 @@ class Rows(NamedTuple):
     ends: Ints
 
 
+class MatrixRows(NamedTuple):
+    """Rows of a sparse matrix in CSR form, with all its columns."""
+
+    indptr: Ints
+    indices: Ints
+    values: NDArray[Any]
+
+
 @dataclass(frozen=True)
 class MatrixFolder:
     """A slice in blocks of rows: X, and its adjoint Xh where it is not X itself.
@@ -118,7 +126,7 @@ class MatrixFolder:
         """Return where an array of a block is."""
         return self.path / f"{side}.{name}.{index:05d}.npy"
 
-    def save(self, side: str, index: int, rows: Rows) -> dict[str, FileSeal]:
+    def save(self, side: str, index: int, rows: Rows | MatrixRows) -> dict[str, FileSeal]:
         """Write a block; return the seals of its files, by name."""
         seals = {}
         for name, array in rows._asdict().items():
@@ -130,8 +138,6 @@ class MatrixFolder:
         """Open a block."""
         return Rows(*(map_array(self.array(side, index, name)) for name in Rows._fields))
 
-    def load_matrix(self, side: str, index: int) -> tuple[Ints, Ints, NDArray[Any]]:
+    def load_matrix(self, side: str, index: int) -> MatrixRows:
         """Open the numbers of a block, without its steps."""
-        names = ("indptr", "indices", "values")
-        indptr, indices, values = (map_array(self.array(side, index, name)) for name in names)
-        return indptr, indices, values
+        return MatrixRows(*(map_array(self.array(side, index, name)) for name in MatrixRows._fields))

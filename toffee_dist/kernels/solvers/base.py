@@ -102,6 +102,9 @@ class TallSpace(Protocol):
     def keep_only(self, talls: Sequence[Handle]) -> None:
         """Forget all other tall arrays: a caller names what it will still use after every round."""
 
+    def random(self, columns: int) -> Built:
+        """Return a new random tall array, with its own Gram matrix."""
+
 
 class Slice(TallSpace, Protocol):
     """A square matrix by its products with tall arrays.
@@ -117,15 +120,21 @@ class Slice(TallSpace, Protocol):
     def hermitian(self) -> bool:
         """Whether X = Xᴴ exactly."""
 
-    def random(self, columns: int) -> Built:
-        """Return a new random tall array, with its own Gram matrix."""
-
 
 class Arrays:
-    """Tall arrays in memory, without a matrix: what the gauge needs."""
+    """Tall arrays in memory, without a matrix: what the gauge needs.
 
-    def __init__(self, n: int, dtype: np.dtype[Any]) -> None:
+    Parameters
+    ----------
+    n, dtype
+        Rows and type of every tall array.
+    seed
+        Names the random numbers.
+    """
+
+    def __init__(self, n: int, dtype: np.dtype[Any], seed: Sequence[int] = (0,)) -> None:
         self.n, self.dtype = n, dtype
+        self._seed, self._draws = list(seed), 0
 
     def _multiply(self, tall: Tall, by: str) -> Tall:
         raise TypeError("no matrix to multiply by")
@@ -159,6 +168,12 @@ class Arrays:
     def keep_only(self, talls: Sequence[Tall]) -> None:
         """Leave it to the interpreter."""
 
+    def random(self, columns: int) -> Built:
+        """Return an n×columns array of the slice's own dtype, another one each time."""
+        self._draws += 1
+        Y = random_rows([*self._seed, self._draws], 0, self.n, columns, self.dtype)
+        return Built(Y, gram(Y, Y), [])
+
 
 class Operator(Arrays):
     """A slice in memory, sparse or dense.
@@ -172,14 +187,13 @@ class Operator(Arrays):
     """
 
     def __init__(self, matrix: Any, seed: Sequence[int] = (0,)) -> None:
-        super().__init__(int(matrix.shape[0]), matrix.dtype)
+        super().__init__(int(matrix.shape[0]), matrix.dtype, seed)
         self.matrix = matrix
         self.sparse = bool(sp.issparse(matrix))
         values = matrix.data if self.sparse else matrix
         self.norm2 = float(np.square(np.abs(values), dtype=np.float64).sum())
         # conj() of a real matrix is the matrix itself; of a complex one, a second value array.
         self._adjoint = matrix.T if self.dtype.kind == "f" else matrix.conj().T
-        self._seed, self._draws = list(seed), 0
 
     @cached_property
     def hermitian(self) -> bool:
@@ -198,12 +212,6 @@ class Operator(Arrays):
         """Return X as a dense array in double."""
         matrix = self.matrix.toarray() if self.sparse else self.matrix
         return np.asarray(matrix, dtype=np.result_type(self.dtype, np.float64))
-
-    def random(self, columns: int) -> Built:
-        """Return an n×columns array of the slice's own dtype, another one each time."""
-        self._draws += 1
-        Y = random_rows([*self._seed, self._draws], 0, self.n, columns, self.dtype)
-        return Built(Y, gram(Y, Y), [])
 
 
 def random_rows(seed: Sequence[int], start: int, stop: int, columns: int, dtype: np.dtype[Any]) -> Tall:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from toffee_dist.errors import ConfigError
-from toffee_dist.kernels.solvers.base import Operator, Slice, Solution, Tall
+from toffee_dist.kernels.solvers.base import Operator, Slice, Solution, Tall, TallSpace
 from toffee_dist.kernels.solvers.krylov import EigenSpace, leading_singular_values
 from toffee_dist.settings import SolverSettings
 from toffee_dist.tensor import Floats
@@ -106,7 +106,7 @@ def shrink(sigma: Floats, options: SolverSettings) -> Floats:
     return np.asarray(np.where(better, x, 0.0))
 
 
-def use_dense(X: Operator, rank: int, share: float) -> bool:
+def use_dense(X: TallSpace, rank: int, share: float) -> bool:
     """Whether a dense decomposition is faster, for so many of all values."""
     return X.n <= DENSE_SIZE or rank > share * X.n
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from toffee_dist.kernels.solvers.base import Built, Handle, Slice, Small, Term
+from toffee_dist.kernels.solvers.base import Built, Handle, Slice, Small, TallSpace, Term
 from toffee_dist.tensor import Floats
 
 # Columns of a block of `EigenSpace`, as a share of the rank. Columns until 1e-4 of the energy is left, rank
@@ -38,7 +38,7 @@ class Basis:
         Where the tall arrays are.
     """
 
-    def __init__(self, X: Slice) -> None:
+    def __init__(self, X: TallSpace) -> None:
         self.X = X
         self.talls: list[Handle] = []
         self._smalls: list[Small] = []
@@ -152,17 +152,26 @@ class EnergyLeft:
 
 
 class EigenSpace:
-    """The eigenvalues of largest magnitude of a Hermitian slice, and their vectors, in a Krylov basis.
+    """The eigenvalues of largest magnitude of a Hermitian matrix, and their vectors, in a Krylov basis.
+
+    Parameters
+    ----------
+    X
+        The matrix.
+    rank
+        How many are wanted.
+    positive
+        The largest instead, of which only those above zero count.
 
     Attributes
     ----------
-    values : largest magnitude first
+    values : largest first
     left : energy Σ λ² that may be missing in them
     steps : multiplications
     converged : whether that is as little as was asked for
     """
 
-    def __init__(self, X: Slice, rank: int) -> None:
+    def __init__(self, X: TallSpace, rank: int, *, positive: bool = False) -> None:
         block = min(X.n, max(EIGEN_LEAST, -(-rank // EIGEN_SHARE)))
         most = min(X.n, most_columns(rank))
         tol = ENERGY_LEFT[np.finfo(X.dtype).bits]
@@ -182,8 +191,9 @@ class EigenSpace:
             T = grown
             T[old:, old:] = (T[old:, old:] + T[old:, old:].conj().T) / 2
             values, vectors = np.linalg.eigh(T)
-            order = np.argsort(-np.abs(values), kind="stable")[:rank]
-            energy = float(np.square(values[order]).sum())
+            weights = np.maximum(values, 0.0) if positive else np.abs(values)
+            order = np.argsort(-weights, kind="stable")[:rank]
+            energy = float(np.square(weights[order]).sum())
             whole = len(T) >= X.n
             self.left = 0.0 if whole else watch.after(energy) if len(T) >= rank else np.inf
             self.converged = self.left <= tol * energy
