@@ -107,19 +107,34 @@ def in_child(work: Callable[[], str], seconds: float = HANG_SECONDS) -> str:
             said = work()
         except BaseException as error:
             said = f"error {type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
-        os.write(write, said.encode())
+        with os.fdopen(write, "wb") as pipe:
+            pipe.write(said.encode())
         os._exit(0)
     os.close(write)
+    os.set_blocking(read, False)
+    heard = b""
     until = time.monotonic() + seconds
     while os.waitpid(child, os.WNOHANG) == (0, 0):
+        # A pipe holds little: a child that says more would wait for us.
+        heard += _hear(read)
         if time.monotonic() > until:
             os.killpg(child, signal.SIGKILL)
             os.waitpid(child, 0)
             os.close(read)
             return "hang"
         time.sleep(0.01)
-    with os.fdopen(read, "rb") as pipe:
-        return pipe.read().decode() or "ended"
+    heard += _hear(read)
+    os.close(read)
+    return heard.decode() or "ended"
+
+
+def _hear(read: int) -> bytes:
+    """Return what a pipe that does not wait has."""
+    heard = b""
+    with suppress(BlockingIOError):
+        while part := os.read(read, 1 << 16):
+            heard += part
+    return heard
 
 
 def quiet() -> None:

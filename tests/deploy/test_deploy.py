@@ -5,7 +5,6 @@ Tests marked `deploy` need packages that carry schemas: `make deploy-test` insta
 
 from __future__ import annotations
 
-import ast
 import fnmatch
 import importlib.util
 import json
@@ -15,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -34,7 +32,7 @@ from toffee_dist.batch.pipeline import start_run
 from toffee_dist.cluster.certs import ROLES, write_certificates
 from toffee_dist.cluster.client import WORKER_ENVIRONMENT
 from toffee_dist.refresh.job import refresh
-from toffee_dist.storage.runs import find_run, list_runs
+from toffee_dist.storage.runs import find_run
 
 OVERLAYS = DEPLOY / "kubernetes" / "overlays"
 BIN = Path(sys.executable).parent
@@ -736,60 +734,6 @@ def test_alerts(tmp_path: Path) -> None:
         assert rule["alert"] in (ROOT / "docs" / "operations.md").read_text()
     if shutil.which("promtool"):
         run("promtool", "check", "rules", DEPLOY / "alerts.yaml")
-
-
-# The snippets of the documentation.
-
-
-def read_snippets() -> dict[str, str]:
-    text = (ROOT / "docs" / "operations.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    return {("airflow" if "airflow" in block else "prefect"): block for block in blocks}
-
-
-@pytest.mark.cluster
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["airflow", "prefect"])
-def test_orchestrators(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: Callable[[str], str]
-) -> None:
-    """The task inside is executed: decorators stand in for the orchestrator, the refresh is real."""
-    code = read_snippets()[name]
-    tasks: dict[str, Any] = {}
-
-    def decorator(*given: Any, **options: Any) -> Any:
-        def keep(function: Any) -> Any:
-            tasks[function.__name__] = (function, options)
-            # Airflow's own call of a task inside a DAG only says that there is one.
-            return (lambda: None) if name == "airflow" and function.__name__ == "refresh" else function
-
-        return keep(given[0]) if given else keep
-
-    class StopError(Exception):
-        pass
-
-    modules: dict[str, dict[str, Any]] = {
-        "airflow": {},
-        "airflow.sdk": {"dag": decorator, "task": decorator},
-        "airflow.exceptions": {"AirflowFailException": StopError},
-        "prefect": {"flow": decorator, "task": decorator},
-    }
-    for module, names in modules.items():
-        made = types.ModuleType(module)
-        made.__dict__.update(names)
-        monkeypatch.setitem(sys.modules, module, made)
-    ast.parse(code)
-    space: dict[str, Any] = {}
-    exec(compile(installed(code), f"docs/operations.md {name}", "exec"), space)
-    function, options = tasks["refresh"]
-    assert options["retries"] == 3
-    function()
-    [done] = list_runs(tmp_path / "vectors")
-    assert done.complete
-    # A refusal that no second try would change ends it.
-    (tmp_path / "nightly.toml").write_text("inputs = []\n")
-    with pytest.raises(StopError if name == "airflow" else RuntimeError, match=r"exit code 2"):
-        function()
 
 
 # The supply chain.

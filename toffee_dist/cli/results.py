@@ -416,7 +416,7 @@ def export_command(
     Example:
       toffee export vectors --format numpy --to matrix
       toffee export vectors --format pgvector --to vectors.sql
-      toffee export vectors --format delta --to lake/vectors
+      toffee export vectors --format parquet --to snapshot.parquet
     """
     # Saves start-up time.
     from toffee_dist.results.run import load_run

@@ -200,8 +200,11 @@ class CompactTrajectory:
             if (np.diff(starts) < 0).any():
                 raise self._damaged("starts", ValueError("entries that are not in order"))
             rows = (int(starts[0]), int(starts[-1]))
+            arrays = [self._read(array_of(self.folder, block, name), *rows) for name in ARRAYS[1:4]]
+            # Before anything as long as the starts claim is made.
+            if any(len(array) != rows[1] - rows[0] for array in arrays):
+                raise self._damaged("starts", ValueError("more entries than there are"))
             node = np.repeat(np.arange(low - start, high - start), np.diff(starts))
-            arrays = (self._read(array_of(self.folder, block, name), *rows) for name in ARRAYS[1:4])
             found.append((node, *arrays))
         node, target, step, value = (np.concatenate(column) for column in zip(*found, strict=True))
         self._check(target, self.n_nodes, "target")
