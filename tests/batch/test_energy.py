@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.batch.test_sharded import Stopped
-from tests.harness.clusters import digests, job, write_edges
+from tests.harness.clusters import Stopped, digests, job, write_edges
 from tests.harness.strategies import random_tensor
 from toffee_dist import TemporalTensor, load_run
 from toffee_dist.batch import energy

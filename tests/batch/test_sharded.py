@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.harness.clusters import digests, job, write_edges
+from tests.harness.clusters import Stopped, digests, job, write_edges
 from toffee_dist import load_run
 from toffee_dist.batch import sharded
 from toffee_dist.batch.blocks import cut_rows
@@ -143,10 +143,6 @@ def test_the_same_bytes_in_every_mode(edges: Path, tmp_path: Path) -> None:
         config = job(edges, tmp_path / f"{mode}-{workers}", rank=6, mode=mode, workers=workers)
         found.append(digests(start_run(config, limits=MANY).run.path))
     assert found[0] == found[1] == found[2]
-
-
-class Stopped(BaseException):
-    """The end of a client."""
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, passes: int, blocks: int) -> None:

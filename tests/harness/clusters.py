@@ -29,6 +29,10 @@ ENVIRONMENT = {
 }
 
 
+class Stopped(BaseException):
+    """The end of a client."""
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
