@@ -166,6 +166,8 @@ class Killing:
             finally:
                 if moment is None:
                     stop(run)
+                    # Its pipe too: it is forgotten here.
+                    run.communicate()
         code, text = self._finish(run)
         first, resumed = code, 0
         if code in (1, 2, 3):
