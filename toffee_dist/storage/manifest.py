@@ -286,6 +286,8 @@ class Manifest(Record):
             first = (self.refresh and self.refresh.reference) or self.run_id
             self.__dict__["space_id"] = old_space(first, "embedding")
             self.__dict__["spaces"] = {output: old_space(first, output) for output in self.outputs}
+        if any(not output.startswith("embedding") and output not in self.spaces for output in self.outputs):
+            raise ValueError("an output without the id of its space")
         return self
 
     def space_of(self, output: str) -> str:
