@@ -259,6 +259,16 @@ def test_bins_are_enough_for_the_words() -> None:
     assert packing.n_bins * packing.bin_rows >= 10**9
 
 
+@pytest.mark.parametrize(("n_nodes", "n_events"), [(10**6, 10**7), (10**7, 10**8)])
+def test_a_block_is_bounded_where_low_ids_are_the_busy_ones(n_nodes: int, n_events: int) -> None:
+    packing = Packing.choose(n_nodes, 90, n_events, LIMITS)
+    # A share x of the rows has the square root of x of the events, as old users have in many a graph.
+    bounds = np.minimum(np.arange(packing.n_bins + 1) * packing.bin_rows / n_nodes, 1)
+    per_bin = np.diff(n_events * np.sqrt(bounds)).astype(np.int64)
+    blocks = aggregate.choose_blocks(per_bin, LIMITS)
+    assert max(per_bin[first:last].sum() for first, last in blocks) < 2 * LIMITS.block_entries
+
+
 def simple(
     tmp_path: Path, rows: str, name: str = "edges.csv", limits: Limits = LIMITS, **options: Any
 ) -> Ingested:

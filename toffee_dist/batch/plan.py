@@ -27,7 +27,8 @@ from toffee_dist.units import MIB, show_bytes
 # memory that the ingest has freed: 80 to 150 measured in ten runs of tests/batch/test_memory.py's many nodes,
 # by chance (everything else is given back after every task).
 BASE_BYTES = 384 * MIB
-# What a task of the ingest holds, by its own bounds (benchmarks/ingest.py: 321 MiB with the process).
+# What a task of the ingest holds beside that, by its own bounds: 465 MiB with the process at 3 and at 10
+# million nodes.
 INGEST_BYTES = 200 * MIB
 # Seconds of a compressed slice ≈ a·n·r² + b·pairs·r + c·r³ + d (single precision, complex), fitted to
 # mathoverflow by weeks (r 64), email by days (r 128) and workplace by hours (r 64), to a factor of 3.

@@ -26,7 +26,7 @@ from toffee_dist.storage.tensors import TensorBlock, block_path
 from toffee_dist.tensor import TemporalTensor, index_dtype
 from toffee_dist.timegrid import TimeGrid
 
-MAX_BINS = 4096
+MAX_BINS = 1 << 18
 WORD_BITS = 64
 
 Words = NDArray[np.uint64]
