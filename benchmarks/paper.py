@@ -26,7 +26,6 @@ from evaluate import SOURCES, read
 from picture import scatter
 from report import one_thread, print_json, print_table
 
-from toffee_dist.cluster.mapping import give_back
 from toffee_dist.evaluation import EvaluateConfig, Events, evaluate
 from toffee_dist.evaluation.features import OPERATORS
 from toffee_dist.evaluation.kept import digest, show_seconds
@@ -34,6 +33,7 @@ from toffee_dist.evaluation.protocols import Split
 from toffee_dist.models import MODELS, fit
 from toffee_dist.settings import FitSettings
 from toffee_dist.storage.files import write_json
+from toffee_dist.tasks import give_back
 from toffee_dist.tensor import TemporalTensor
 
 PAPER = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -18,3 +20,18 @@ Say = Callable[[str], None]
 def run_here(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """Run one item after the other, in this process: for tests and small work."""
     return map(function, items)
+
+
+def give_back() -> None:
+    """Return to the system what a task has freed: what one stage leaves must not add to the next one's peak.
+
+    Between tasks, not within: it takes 1 to 4 ms, where the nanny's trimming on every free makes solving
+    1.6 times as slow.
+    """
+    # Saves start-up time.
+    import pyarrow as pa
+
+    pa.default_memory_pool().release_unused()
+    # glibc's; other systems do as they do.
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import threading
@@ -19,7 +18,7 @@ from toffee_dist.cluster.client import ALLOWED_FAILURES
 from toffee_dist.cluster.watchdog import ANSWER, NoAnswerError, Watch, diagnose, within
 from toffee_dist.errors import ToffeeError, UnfinishedError
 from toffee_dist.settings import STALL
-from toffee_dist.tasks import RunTasks
+from toffee_dist.tasks import RunTasks, give_back
 
 # Enough that no worker waits, few enough that a million items do not sit in the scheduler.
 AHEAD = 256
@@ -141,21 +140,6 @@ def _attempt(function: Callable[[Any], Any], item: Any) -> Any:
         give_back()
     # Raised here, without the frames it came through: a client that cannot rebuild those waits for ever.
     raise problem
-
-
-def give_back() -> None:
-    """Return to the system what a task has freed: what one stage leaves must not add to the next one's peak.
-
-    Between tasks, not within: it takes 1 to 4 ms, where the nanny's trimming on every free makes solving
-    1.6 times as slow.
-    """
-    # Saves start-up time.
-    import pyarrow as pa
-
-    pa.default_memory_pool().release_unused()
-    # glibc's; other systems do as they do.
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _result(client: Any, future: Any, wait: float, watch: Watch) -> Any:

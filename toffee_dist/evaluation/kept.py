@@ -22,6 +22,7 @@ import numpy as np
 from toffee_dist.errors import InputError
 from toffee_dist.evaluation.events import Events
 from toffee_dist.storage.files import read_json, write_json
+from toffee_dist.tasks import give_back
 
 # Of what is kept: other files are not read.
 FORMAT = 1
@@ -44,6 +45,8 @@ class Usage:
 def measured() -> Iterator[Usage]:
     """Measure what a block takes; memory where the system tells a peak that can be set back (Linux)."""
     usage = Usage()
+    # What was freed before would be taken again without being seen.
+    give_back()
     before = _reset_peak()
     began = time.process_time()
     try:
