@@ -22,32 +22,76 @@ def noise(X: Array, V: Array) -> Array:
     )
 
 
-def energies(y: Array, length: int) -> Array:
-    """E_kl = Σ_i |Σ_t (y_il(t) − mean)·exp(−2πi·k·t/length)|², shape (length//2 + 1, r)."""
+def energies(y: Array, length: int, patterns: Array | None = None) -> Array:
+    """E_kl = Σ_i |Σ_t (y_il(t) − mean − patterns)·exp(−2πi·k·t/length)|², shape (length//2 + 1, r)."""
     n, T, r = y.shape
     E = np.zeros((length // 2 + 1, r))
     for k in range(len(E)):
         wave = np.exp(-2j * np.pi * k * np.arange(T) / length)
         for i in range(n):
             for c in range(r):
-                E[k, c] += abs(((y[i, :, c] - y[i, :, c].mean()) * wave).sum()) ** 2
+                left = y[i, :, c] - y[i, :, c].mean()
+                for b in [] if patterns is None else patterns.T:
+                    left = left - (y[i, :, c] @ b) * b
+                E[k, c] += abs((left * wave).sum()) ** 2
     return E
 
 
-def kernel(E: Array, N: Array, length: int, n_lags: int, strength: float) -> Array:
+def noise_left(patterns: Array, length: int) -> Array:
+    """The share of white noise that is left at every frequency: ‖(I − BBᵀ) wave‖² / T."""
+    T = len(patterns)
+    found = []
+    for k in range(length // 2 + 1):
+        wave = np.exp(-2j * np.pi * k * np.arange(T) / length)
+        left = wave - patterns @ (patterns.T @ wave)
+        found.append(np.vdot(left, left).real / T)
+    return np.array(found)
+
+
+def kernel(E: Array, N: Array, length: int, n_lags: int, strength: float, left: Array | None = None) -> Array:
     """κ_l(lag) = irfft of max(0, 1 − β·N_l/E_kl), shape (n_lags, r)."""
     g = np.zeros_like(E)
     for k, c in np.ndindex(E.shape):
-        g[k, c] = max(0.0, 1 - strength * N[c] / E[k, c]) if E[k, c] > 0 else 0.0
+        floor = strength * N[c] * (1.0 if left is None else left[k])
+        g[k, c] = max(0.0, 1 - floor / E[k, c]) if E[k, c] > 0 else 0.0
     return np.fft.irfft(g, length, axis=0)[:n_lags]
 
 
-def two_sided(kappa: Array) -> Array:
-    """H = P K P + 1/T of one direction, K the Toeplitz matrix of κ, P = I − 11ᵀ/T."""
+def two_sided(kappa: Array, patterns: Array | None = None, gains: Array | None = None) -> Array:
+    """H = P K P + 1/T + Σ_m g_m b_m b_mᵀ of one direction, K of κ, P = I − 11ᵀ/T − Σ_m b_m b_mᵀ."""
     T = len(kappa)
     K = np.array([[kappa[abs(t - s)] for s in range(T)] for t in range(T)])
-    P = np.eye(T) - 1 / T
-    return np.asarray(P @ K @ P + 1 / T)
+    P, own = np.eye(T) - 1 / T, np.zeros((T, T))
+    if patterns is not None and gains is not None:
+        for b, g in zip(patterns.T, gains, strict=True):
+            P = P - np.outer(b, b)
+            own += g * np.outer(b, b)
+    return np.asarray(P @ K @ P + 1 / T + own)
+
+
+def pattern_gains(X: Array, V: Array, patterns: Array, strength: float) -> Array:
+    """max(0, 1 − β·N/E) of every pattern and direction: E = Σ_i (b·y_il)², N = Σ_entries b(t)²·w²·V_jl²."""
+    y, found = rows_in_time(X, V), np.zeros((patterns.shape[1], V.shape[1]))
+    for m, c in np.ndindex(found.shape):
+        b = patterns[:, m]
+        E = sum((b @ y[i, :, c]) ** 2 for i in range(len(y)))
+        N = sum(b[t] ** 2 * X[i, j, t] ** 2 * V[j, c] ** 2 for i, j, t in zip(*np.nonzero(X), strict=True))
+        found[m, c] = max(0.0, 1 - strength * N / E) if E > 0 else 0.0
+    return found
+
+
+def pattern_sums(X: Array, V: Array) -> Array:
+    """G(s, t) = Σ_i y⊥_i(s)·y⊥_i(t), less what every entry adds to it alone."""
+    y, T = rows_in_time(X, V), X.shape[2]
+    G = np.zeros((T, T))
+    for i in range(len(X)):
+        mean = y[i].sum(axis=0)
+        size = np.linalg.norm(mean)
+        P = np.eye(V.shape[1]) - (np.outer(mean, mean) / size**2 if size > 0 else 0)
+        G += y[i] @ P @ y[i].T
+        for j, t in zip(*np.nonzero(X[i]), strict=True):
+            G[t, t] -= X[i, j, t] ** 2 * V[j] @ P @ V[j]
+    return G
 
 
 def causal_row(kappa: Array, t: int, n_steps: int) -> Array:

@@ -18,9 +18,10 @@ from toffee_dist.errors import ConfigError, InputError, NotFittedError
 from toffee_dist.ingest.frames import is_edges, read_edges
 from toffee_dist.kernels import embedding
 from toffee_dist.kernels.energy_basis import energy_basis
-from toffee_dist.kernels.filter import ActiveRows, TimeKernel, filter_rows, learn_kernel, project_rows
+from toffee_dist.kernels.filter import ActiveRows, TimeKernel, filter_rows
 from toffee_dist.kernels.frequencies import FrequencyChoice, choose_freqs
 from toffee_dist.kernels.gauge import CommonBasis, common_basis
+from toffee_dist.kernels.patterns import learn_filter
 from toffee_dist.kernels.solvers import SliceFactors, SliceReport, solve_slices
 from toffee_dist.kernels.spectrum import count_freqs, node_energies
 from toffee_dist.settings import Basis, Gauge, ModelSettings, Precision, SolverName, TrajectoryBy
@@ -251,6 +252,12 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
             self._choice_cache = choose_freqs(self._tensor, self._fitted_freqs, self._basis())
         return self._choice_cache
 
+    @property
+    def patterns_(self) -> Floats:
+        """Patterns in time that many nodes share, (n_steps, count): the filter sets them aside."""
+        self._check_fitted()
+        return self._filter()[2].patterns
+
     def trajectory(self, nodes: ArrayLike | None = None, steps: ArrayLike | None = None) -> NDArray[Any]:
         """Return a vector per step and node, (n_steps, n_nodes, rank), in the common basis.
 
@@ -350,8 +357,7 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
             settings, tensor = self._fitted_settings, self._tensor
             energy = settings.basis == "energy"
             V = energy_basis(tensor, self._fitted_options) if energy else self._basis().V
-            rows = project_rows(tensor, V)
-            kernel = learn_kernel([rows], tensor.n_steps, causal=settings.causal, strength=settings.denoise)
+            rows, kernel = learn_filter(tensor, V, causal=settings.causal, strength=settings.denoise)
             self._filter_cache = V, rows, kernel
         return self._filter_cache
 

@@ -32,6 +32,7 @@ from toffee_dist.errors import ConfigError, InputError, QualityError, TooLargeEr
 from toffee_dist.ingest.files import find_files, fingerprint, list_files
 from toffee_dist.ingest.job import ingest
 from toffee_dist.kernels.embedding import SUM, TimeWeights
+from toffee_dist.kernels.patterns import looks_for_patterns
 from toffee_dist.kernels.spectrum import count_freqs
 from toffee_dist.limits import LIMITS, Limits
 from toffee_dist.models import FitContext, find_model, fit_staged
@@ -356,6 +357,11 @@ def filter_in_time(job: Job) -> None:
         trajectory.BlockTask(str(run.path), index, start, stop, config.basis, config.causal)
         for index, (start, stop) in enumerate(pairwise(cuts))
     ]
+    looks = trajectory.look_tasks(blocks) if looks_for_patterns(job.shape.n_steps, config.causal) else []
+    job.map("patterns", trajectory.look_for_patterns, looks)
+    patterns = trajectory.PatternsTask(str(run.path), tuple(look.name for look in looks))
+    [count] = job.map("patterns", trajectory.choose_patterns, [patterns])
+    job.outcome.figures["patterns"] = count
     job.map("filter", trajectory.write_block, blocks)
     space = job.spaces.outputs["trajectory"]
     kernel = trajectory.KernelTask(str(run.path), cuts, config.causal, config.denoise, space)

@@ -1,5 +1,6 @@
-"""The tasks of a filtered trajectory: two maps over blocks of nodes, and one small task between them.
+"""The tasks of a filtered trajectory: maps over blocks of nodes, and small tasks between them.
 
+    patterns some blocks: how alike steps are (T×T numbers) → patterns in time that many nodes share
     blocks   entries of a block → its compact form, and its energies (F×r numbers)
     kernel   the sum of all energies, in the order of blocks → gains → one kernel per direction
     parts    compact form and kernel → vectors of the steps that are asked for, as Parquet
@@ -10,7 +11,9 @@ only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +24,19 @@ from toffee_dist.batch.energy import ENERGY
 from toffee_dist.kernels.filter import (
     ActiveRows,
     Energies,
+    NodeEntries,
     TimeKernel,
     add_energies,
     epoch_energies,
     epochs,
     filter_rows,
     gains,
+    no_patterns,
     noise_levels,
     padded_length,
     project_rows,
 )
+from toffee_dist.kernels.patterns import PatternSums, find_patterns, pattern_sums
 from toffee_dist.settings import Basis, parse_dense
 from toffee_dist.storage import parquet
 from toffee_dist.storage.compact import (
@@ -52,11 +58,18 @@ from toffee_dist.storage.slices import (
     write_sealed,
 )
 from toffee_dist.storage.tensors import open_tensor
+from toffee_dist.tensor import Floats
 
 # Without an answer to --dense: Parquet of all steps up to this size.
 DENSE_BYTES = 256 * 2**20
 # Bytes of one entry, per direction, in the task of a block: its row of V, its y, squares in double.
 ENTRY_BYTES = 4 + 4 + 3 * 8
+# Blocks that patterns are looked for in, at the most: they are of all nodes, and some blocks tell them.
+PATTERN_BLOCKS = 16
+# Name of the patterns beside the slices, and what a block leaves there.
+PATTERNS = "patterns"
+LEFT = ("signal", "noise", "own", "activity")
+SUMS = ("sums", "rows")
 
 
 def basis_path(run: RunFolder, basis: Basis) -> Path:
@@ -116,27 +129,91 @@ class BlockTask:
 def write_block(task: BlockTask) -> None:
     """Leave the entries, the basis and the energies of a block, unless they are there."""
     run = RunFolder.at(task.run)
-    if is_finished(run.slices, task.name, ("signal", "noise", "activity")) and has_entries(
-        run.compact, task.index
-    ):
+    if is_finished(run.slices, task.name, LEFT) and has_entries(run.compact, task.index):
         return
     V = open_array(basis_path(run, task.basis))
     block = open_tensor(run.staged.tensor).take_rows(task.start, task.stop)
     write_entries(run.compact, task.index, block, np.asarray(V[task.start : task.stop], dtype=np.float32))
-    found = epoch_energies(project_rows(block, V), task.causal)
+    patterns = read_patterns(run)
+    found = epoch_energies(project_rows(block, V), task.causal, patterns)
     values = np.asarray(block.values, dtype=np.float64)[:, None]
     tubes = ActiveRows(
         block.n_pairs, block.n_steps, block.entry_pairs, np.asarray(block.steps), values, np.square(values)
     )
-    pairs = epoch_energies(tubes, task.causal)
+    pairs = epoch_energies(tubes, task.causal, no_patterns(block.n_steps))
     signal = np.concatenate([np.hstack([a.signal, b.signal]) for a, b in zip(found, pairs, strict=True)])
     noise = np.stack([np.append(a.noise, b.noise) for a, b in zip(found, pairs, strict=True)])
     activity = np.bincount(np.asarray(block.steps), minlength=block.n_steps)
+    own = np.stack([found[-1].pattern_signal, found[-1].pattern_noise])
     seals = {
         name: save_array(array_path(run.slices, name, task.name), array, durable=False)
-        for name, array in (("signal", signal), ("noise", noise), ("activity", activity))
+        for name, array in zip(LEFT, (signal, noise, own, activity), strict=True)
     }
     write_sealed(run.slices, task.name, {"report": {}}, seals)
+
+
+@dataclass(frozen=True)
+class LookTask:
+    """A block that patterns are looked for in, one of so many."""
+
+    block: BlockTask
+    blocks: int
+
+    @property
+    def name(self) -> str:
+        """Of what it leaves beside the slices."""
+        return f"{PATTERNS}-{self.block.index:05d}"
+
+
+def look_tasks(blocks: Sequence[BlockTask]) -> list[LookTask]:
+    """Return the blocks that patterns are looked for in: at most `PATTERN_BLOCKS`, from all over."""
+    some = blocks[:: -(-len(blocks) // PATTERN_BLOCKS)]
+    return [LookTask(block, len(some)) for block in some]
+
+
+def look_for_patterns(task: LookTask) -> None:
+    """Leave how alike steps are to the busiest nodes of a block, unless it is there."""
+    run, block = RunFolder.at(task.block.run), task.block
+    if is_finished(run.slices, task.name, SUMS):
+        return
+    V = open_array(basis_path(run, block.basis))
+    entries = NodeEntries.of(open_tensor(run.staged.tensor).take_rows(block.start, block.stop))
+    found = pattern_sums(entries, lambda targets: V[targets], task.blocks)
+    seals = {
+        name: save_array(array_path(run.slices, name, task.name), array, durable=False)
+        for name, array in zip(SUMS, (found.matrix, np.array([found.rows])), strict=True)
+    }
+    write_sealed(run.slices, task.name, {"report": {}}, seals)
+
+
+@dataclass(frozen=True)
+class PatternsTask:
+    """The patterns in time that many nodes share, from what some blocks have left."""
+
+    run: str
+    names: tuple[str, ...]
+
+
+def choose_patterns(task: PatternsTask) -> int:
+    """Leave the patterns, unless they are there; return how many they are."""
+    run = RunFolder.at(task.run)
+    if not is_finished(run.slices, PATTERNS, ("patterns",)):
+        T = open_tensor(run.staged.tensor).n_steps
+        found = no_patterns(T)
+        if task.names:
+            total = PatternSums(np.zeros((T, T)), 0)
+            for name in task.names:
+                matrix, rows = (load_rows(array_path(run.slices, part, name)) for part in SUMS)
+                total += PatternSums(matrix, int(rows[0]))
+            found = find_patterns(total)
+        seal = save_array(array_path(run.slices, "patterns", PATTERNS), found, durable=False)
+        write_sealed(run.slices, PATTERNS, {"report": {}}, {"patterns": seal})
+    return int(read_patterns(run).shape[1])
+
+
+def read_patterns(run: RunFolder) -> Floats:
+    """Return the patterns of a run, (T, q)."""
+    return np.asarray(load_rows(array_path(run.slices, "patterns", PATTERNS)))
 
 
 @dataclass(frozen=True)
@@ -161,26 +238,31 @@ def learn_kernels(task: KernelTask) -> KernelRecord:
     """Add the energies of all blocks in their order, and leave the kernels."""
     run = RunFolder.at(task.run)
     tensor = open_tensor(run.staged.tensor)
+    patterns = read_patterns(run)
     total: list[Energies] = []
+    alone: list[Energies] = []
     lengths = [padded_length(at) // 2 + 1 for at in epochs(tensor.n_steps, task.causal)]
     edges = np.concatenate([[0], np.cumsum(lengths)])
     activity = np.zeros(tensor.n_steps, dtype=np.int64)
     for index in range(len(task.cuts) - 1):
-        signal, noise, own = (
-            load_rows(array_path(run.slices, name, f"block-{index:05d}"))
-            for name in ("signal", "noise", "activity")
+        signal, noise, own, steps = (
+            load_rows(array_path(run.slices, name, f"block-{index:05d}")) for name in LEFT
         )
-        activity += own
-        parts = [Energies(signal[a:b], row) for a, b, row in zip(edges[:-1], edges[1:], noise, strict=True)]
-        total = add_energies(total, parts)
+        activity += steps
+        epoch = list(zip(pairwise(edges), noise, strict=True))
+        total = add_energies(total, [Energies(signal[a:b, :-1], row[:-1], *own) for (a, b), row in epoch])
+        none = np.zeros((2, 0, 1))
+        alone = add_energies(alone, [Energies(signal[a:b, -1:], row[-1:], *none) for (a, b), row in epoch])
     last = total[-1]
-    passed = np.square(gains(last, task.strength)[:, :-1]) * last.signal[:, :-1]
-    everything = float(last.signal[:, :-1].sum())
+    passed = sum(
+        float((np.square(gains(signal, noise, task.strength)) * signal).sum())
+        for signal, noise in ((last.signal, last.noise), (last.pattern_signal, last.pattern_noise))
+    )
+    everything = float(last.signal.sum() + last.pattern_signal.sum())
     if not (run.compact / HEADER).exists():
-        both = TimeKernel.learn(total, tensor.n_steps, task.causal, task.strength)
-        kernel, pairs = (
-            TimeKernel(both.lags[:, :, part], both.epochs, both.causal)
-            for part in (slice(-1), slice(-1, None))
+        kernel = TimeKernel.learn(total, tensor.n_steps, task.causal, task.strength, patterns)
+        pairs = TimeKernel.learn(
+            alone, tensor.n_steps, task.causal, task.strength, no_patterns(tensor.n_steps)
         )
         write_kernel(
             run.compact,
@@ -191,7 +273,7 @@ def learn_kernels(task: KernelTask) -> KernelRecord:
             directed=tensor.directed,
             space_id=task.space_id,
         )
-    return KernelRecord(float(passed.sum()) / everything if everything > 0 else 0.0)
+    return KernelRecord(passed / everything if everything > 0 else 0.0)
 
 
 def dense_steps(spec: str, n_nodes: int, n_steps: int, rank: int) -> tuple[int, ...]:

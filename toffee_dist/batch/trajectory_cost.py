@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from toffee_dist.batch.block_cost import find_energy_axes
 from toffee_dist.batch.changes import ENTRY_NUMBERS, SAMPLE, is_watched
-from toffee_dist.batch.trajectory import ENTRY_BYTES, dense_bytes, dense_steps
+from toffee_dist.batch.trajectory import ENTRY_BYTES, PATTERN_BLOCKS, dense_bytes, dense_steps
 from toffee_dist.kernels.chance import AT_ONCE
 from toffee_dist.kernels.changes import NODE_DIRECTIONS, NODES_AT_ONCE
 from toffee_dist.kernels.filter import BLOCK_NUMBERS, EPOCH_GROWTH, FFT_COST, padded_length
+from toffee_dist.kernels.patterns import NUMBERS, PRODUCTS, looks_for_patterns
 from toffee_dist.limits import Limits
 from toffee_dist.models.base import Cost
 from toffee_dist.settings import ModelSettings
@@ -20,6 +21,8 @@ from toffee_dist.units import show_bytes
 
 # Seconds per entry and direction of projecting a block and writing its entries.
 SECONDS_ENTRY = 6e-9
+# Seconds per product of two numbers, in single precision, one thread: 5,000 nodes, 240 steps, rank 64.
+SECONDS_PRODUCT = 1e-11
 
 
 def count_dense(settings: ModelSettings, n_nodes: int, n_steps: int) -> int:
@@ -51,16 +54,29 @@ def filter_costs(sizes: Sizes, settings: ModelSettings, limits: Limits) -> list[
     pasts = 1 / (1 - 1 / EPOCH_GROWTH) if settings.causal else 1
     blocks = max(1, math.ceil(entries * ENTRY_BYTES * rank / limits.part_bytes))
     energies = int(8 * (length // 2 + 1) * (rank + 1) * pasts)
+    # What a block may hold.
+    block = 2 * min(limits.part_bytes, entries * ENTRY_BYTES * rank)
+    if looks_for_patterns(T, settings.causal):
+        looks = min(blocks, PATTERN_BLOCKS)
+        products = min(PRODUCTS, float(T) ** 2 * rank * n)
+        found.append(
+            Cost(
+                "patterns",
+                "patterns in time that many nodes share",
+                looks,
+                block + 8 * NUMBERS + 24 * T**2,
+                SECONDS_PRODUCT * products + SECONDS_ENTRY * entries * rank * looks / blocks,
+                8 * T**2 * looks,
+            )
+        )
     transform = FFT_COST * 1e-9 * n * rank * length * math.log2(max(length, 2)) * pasts
     found.append(
         Cost(
             "filter",
             "energies of blocks of nodes, and the compact form of the trajectory",
             blocks,
-            # What a block may hold, and its rows in a transform, complex and squared.
-            2 * min(limits.part_bytes, entries * ENTRY_BYTES * rank)
-            + 24 * min(BLOCK_NUMBERS, n * length)
-            + 3 * energies,
+            # Its rows in a transform, complex and squared.
+            block + 24 * min(BLOCK_NUMBERS, n * length) + 3 * energies,
             SECONDS_ENTRY * entries * rank + transform,
             compact_bytes(n, entries, T, rank) + blocks * energies,
         )

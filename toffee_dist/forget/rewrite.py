@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from toffee_dist.storage import parquet
 from toffee_dist.storage.changes import ChangesRecord, CommunityChange
-from toffee_dist.storage.compact import ARRAYS, HEADER, CompactHeader, array_of
+from toffee_dist.storage.compact import ARRAYS, HEADER, PATTERNS, CompactHeader, array_of
 from toffee_dist.storage.files import link_or_copy, map_array, read_array, read_json, save_array, write_json
 from toffee_dist.storage.manifest import Drift, Manifest, read_record, write_record
 from toffee_dist.storage.runs import RunFolder
@@ -164,7 +164,9 @@ def rewrite_compact(folder: Path, to: Path, rows: NDArray[np.int64]) -> int:
         for name, array in {"starts": starts, **written, "basis": basis}.items():
             save_array(array_of(to, block, name), array)
     save_array(to / "activity.npy", np.maximum(activity, 0))
-    for name in ("kernel.npy", "pairs.npy", HEADER):
+    # Runs of earlier versions have no patterns.
+    there = (name for name in PATTERNS if (folder / name).exists())
+    for name in ("kernel.npy", "pairs.npy", *there, HEADER):
         link_or_copy(folder / name, to / name)
     return dropped
 

@@ -10,9 +10,10 @@ known, not fitted. Gains are a kernel in time, κ_l = irfft(g_·l), so that
 
     Z_i(t)_l = Σ over the entries (i, j, s) of node i of  w·V_jl·H_l(t, s)
 
-The mean over time is set aside and the rest is transformed at twice the length, so the last step does not
-speak of the first; Σ_t Z_i(t) = Σ_t y_i(t) holds exactly. The causal kernel uses nothing after t, its gains
-included.
+The mean over time, and patterns in time that many nodes share (`kernels.patterns`), are set aside, each with
+a gain of its own; the rest is transformed at twice the length, so the last step does not speak of the first.
+Σ_t Z_i(t) = Σ_t y_i(t) holds exactly. The causal kernel uses nothing after t, its gains included, and no
+patterns.
 
 Blocks of nodes: energies of a block (F×r numbers, summed over blocks) first, then the rows of a block.
 """
@@ -102,16 +103,7 @@ def project_rows(block: TemporalTensor, V: Any) -> ActiveRows:
     V : (n, r)
         The basis, of all nodes, or what gives rows of it by their numbers: only the rows of targets are read.
     """
-    pair = block.entry_pairs
-    entries = NodeEntries(
-        block.n_nodes,
-        block.n_steps,
-        block.sources[pair].astype(np.int64),
-        np.asarray(block.indices)[pair],
-        np.asarray(block.steps),
-        np.asarray(block.values, dtype=np.float64),
-    )
-    return entries.project(lambda targets: V[targets])
+    return NodeEntries.of(block).project(lambda targets: V[targets])
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +116,19 @@ class NodeEntries:
     target: Ints
     step: Ints
     value: NDArray[np.floating[Any]]
+
+    @classmethod
+    def of(cls, block: TemporalTensor) -> NodeEntries:
+        """Return the entries of a tensor of some sources, or of all."""
+        pair = block.entry_pairs
+        return cls(
+            block.n_nodes,
+            block.n_steps,
+            block.sources[pair].astype(np.int64),
+            np.asarray(block.indices)[pair],
+            np.asarray(block.steps),
+            np.asarray(block.values, dtype=np.float64),
+        )
 
     def project(self, take: Callable[[Ints], Tall]) -> ActiveRows:
         """Multiply them by a basis, of which `take` gives the rows of some targets."""
@@ -147,15 +152,34 @@ class Energies:
 
     Attributes
     ----------
-    signal : (F, r), E_kl of the deviations from the mean, transformed at the length `padded_length`
+    signal : (F, r), E_kl of what is left without mean and patterns, at the length `padded_length`
     noise : (r,), N_l
+    pattern_signal, pattern_noise : (q, r), the same of every pattern
     """
 
     signal: Floats
     noise: Floats
+    pattern_signal: Floats
+    pattern_noise: Floats
 
     def __add__(self, other: Energies) -> Energies:
-        return Energies(self.signal + other.signal, self.noise + other.noise)
+        return Energies(
+            self.signal + other.signal,
+            self.noise + other.noise,
+            self.pattern_signal + other.pattern_signal,
+            self.pattern_noise + other.pattern_noise,
+        )
+
+
+def with_mean(patterns: Floats) -> Floats:
+    """Return what is set aside: the mean, then the patterns, (T, q + 1)."""
+    T = len(patterns)
+    return np.column_stack([np.full(T, 1 / np.sqrt(max(T, 1))), patterns])
+
+
+def no_patterns(n_steps: int) -> Floats:
+    """Return the patterns of a window that has none, (T, 0)."""
+    return np.zeros((n_steps, 0))
 
 
 def padded_length(n_steps: int) -> int:
@@ -163,22 +187,23 @@ def padded_length(n_steps: int) -> int:
     return int(scipy.fft.next_fast_len(max(2 * n_steps - 1, 1), real=True))
 
 
-def block_energies(rows: ActiveRows) -> Energies:
-    """Return the energies of a block: E_kl = Σ_i |rfft(y_il − mean)|², N_l.
+def block_energies(rows: ActiveRows, patterns: Floats) -> Energies:
+    """Return the energies of a block: E_kl = Σ_i |rfft(y_il − mean − patterns)|², N_l, and of the patterns.
 
     By an FFT of every row, or, where rows have few active steps, from the products of two of them: energies
     are the transform of the autocorrelation.
     """
-    noise = rows.noise.sum(axis=0, dtype=np.float64)
     counts = np.bincount(rows.node, minlength=1).astype(np.float64)
     length = padded_length(rows.n_steps)
     fft = FFT_COST * np.count_nonzero(counts) * length * np.log2(max(length, 2))
-    if LAG_COST * float((counts * (counts - 1)).sum()) / 2 <= fft:
-        return Energies(_lag_energies(rows, length), noise)
-    return Energies(_fft_energies(rows, length), noise)
+    by_lags = LAG_COST * float((counts * (counts - 1)).sum()) / 2 <= fft
+    signal, aside = (_lag_energies if by_lags else _fft_energies)(rows, with_mean(patterns), length)
+    noise = rows.noise.sum(axis=0, dtype=np.float64)
+    own = np.square(patterns).T @ _sum_by(rows.step, rows.noise, rows.n_steps)
+    return Energies(signal, noise, aside[1:], np.asarray(own))
 
 
-def _lag_energies(rows: ActiveRows, length: int) -> Floats:
+def _lag_energies(rows: ActiveRows, aside: Floats, length: int) -> tuple[Floats, Floats]:
     T = rows.n_steps
     lags = np.zeros((T, rows.rank))
     size = max(1, BLOCK_NUMBERS // max(rows.rank, 1))
@@ -193,17 +218,21 @@ def _lag_energies(rows: ActiveRows, length: int) -> Floats:
             products = rows.values[one].astype(np.float64) * rows.values[two]
             lags += _sum_by(rows.step[two] - rows.step[one], products, T)
         apart += 1
-    # Of deviations from the mean m_i: y y' becomes y y' − m_i (y + y') + m_i², over T − lag pairs of steps.
+    signal = scipy.fft.rfft(_circular(lags, length), axis=0).real
+    # |ŷ − Σ_m c_m b̂_m|² = |ŷ|² − 2 Re Σ_m conj(b̂_m) ŷ c_m + |Σ_m c_m b̂_m|², summed over nodes.
     starts = np.searchsorted(rows.node, np.arange(rows.n_nodes + 1))
-    ones = np.ones(len(rows.node))
-    by_node = sp.csr_matrix((ones, np.arange(len(ones)), starts), shape=(rows.n_nodes, len(ones)))
-    means = np.asarray(by_node @ rows.values, dtype=np.float64) / T
-    cross = np.zeros((T + 1, rows.rank))
-    np.cumsum(_sum_by(rows.step, means[rows.node] * rows.values, T), axis=0, out=cross[1:])
-    lag = np.arange(T)
-    lags -= cross[T - lag] + cross[T] - cross[lag]
-    lags += (T - lag)[:, None] * (cross[T] / T)
-    return np.maximum(scipy.fft.rfft(_circular(lags, length), axis=0).real, 0.0)
+    shape = (rows.n_nodes, len(rows.node))
+    shares = []
+    hats = scipy.fft.rfft(aside, length, axis=0)
+    for m in range(aside.shape[1]):
+        by_node = sp.csr_matrix((aside[rows.step, m], np.arange(shape[1]), starts), shape=shape)
+        shares.append(np.asarray(by_node @ rows.values, dtype=np.float64))
+        crossed = scipy.fft.rfft(_sum_by(rows.step, shares[m][rows.node] * rows.values, T), length, axis=0)
+        signal -= 2 * (hats[:, m, None].conj() * crossed).real
+    for m, one in enumerate(shares):
+        for other, two in enumerate(shares):
+            signal += np.outer((hats[:, m].conj() * hats[:, other]).real, (one * two).sum(axis=0))
+    return np.maximum(signal, 0.0), np.stack([np.square(share).sum(axis=0) for share in shares])
 
 
 def _sum_by(key: Ints, values: NDArray[Any], count: int) -> Floats:
@@ -215,37 +244,47 @@ def _sum_by(key: Ints, values: NDArray[Any], count: int) -> Floats:
     )
 
 
-def _fft_energies(rows: ActiveRows, length: int) -> Floats:
+def _fft_energies(rows: ActiveRows, aside: Floats, length: int) -> tuple[Floats, Floats]:
     signal = np.zeros((length // 2 + 1, rows.rank))
+    own = np.zeros((aside.shape[1], rows.rank))
     size = max(1, BLOCK_NUMBERS // length)
     # Of nodes without entries nothing comes.
     present = np.unique(rows.node)
     # Energies are squares: in single precision they are taken of numbers up to 1.
     scale = float(np.abs(rows.values).max(initial=0.0)) or 1.0
+    B = aside.astype(rows.values.dtype)
     for c in range(rows.rank):
         y = rows.direction(c)
         for start in range(0, len(present), size):
             part = y[present[start : start + size]].toarray()
             part /= scale
-            part -= part.mean(axis=1, keepdims=True)
+            shares = part @ B
+            part -= shares @ B.T
             hat = scipy.fft.rfft(part, length, axis=1)
             signal[:, c] += (np.square(hat.real) + np.square(hat.imag)).sum(axis=0, dtype=np.float64)
-    return signal * scale**2
+            own[:, c] += np.square(shares, dtype=np.float64).sum(axis=0)
+    return signal * scale**2, own * scale**2
 
 
-def gains(energies: Energies, strength: float = 1.0) -> Floats:
-    """Return g_kl = max(0, 1 − β·N_l/E_kl), (F, r); zero where there is no energy.
+def gains(signal: Floats, noise: Floats, strength: float = 1.0) -> Floats:
+    """Return g = max(0, 1 − β·N/E); zero where there is no energy.
 
     Parameters
     ----------
-    energies
-        Of all nodes.
+    signal, noise
+        E and N, of all nodes.
     strength
         β: 1 reconstructs best, more is steadier; as it grows, every vector becomes the mean over time.
     """
-    signal, floor = energies.signal, strength * energies.noise
+    floor = strength * noise
     ratio = np.divide(floor, signal, out=np.ones_like(signal), where=signal > 0)
     return np.maximum(0.0, 1.0 - ratio)
+
+
+def noise_left(patterns: Floats, length: int) -> Floats:
+    """Return the share of noise that is left at every frequency without the patterns, (F, 1)."""
+    hats = scipy.fft.rfft(patterns, length, axis=0)
+    return np.asarray(1 - np.square(np.abs(hats)).sum(axis=1, keepdims=True) / max(len(patterns), 1))
 
 
 def epochs(n_steps: int, causal: bool) -> tuple[int, ...]:
@@ -273,9 +312,11 @@ def epochs(n_steps: int, causal: bool) -> tuple[int, ...]:
 class TimeKernel:
     """H_l(t, s): how much an entry at step s counts at step t, in direction l.
 
-    Two-sided, κ about the mean of all steps, both sides centred, so that every column sums to 1:
+    Two-sided, with B the mean and the patterns, g their gains (1 of the mean), and K(t, s) = κ(t−s):
 
-        H(t, s) = κ(t−s) − a(t) − a(s) + mean(a) + 1/T,    a(t) = mean_s κ(t−s)
+        H = B g Bᵀ + (I − BBᵀ) K (I − BBᵀ) = K − A Bᵀ − B Aᵀ + B C Bᵀ,    A = K B,   C = Bᵀ A + g
+
+    Every column of it sums to 1.
 
     Causal, for s ≤ t only, about the mean of the past, κ⁺ = κ at lag 0 and 2κ beyond:
 
@@ -289,11 +330,17 @@ class TimeKernel:
         From how many steps each was learnt; step t uses the last with at most t+1. Two-sided: one, T.
     causal
         Whether nothing after a step counts.
+    patterns : (T, q)
+        What is filtered as a whole beside the mean; a causal kernel has none.
+    pattern_gains : (q, r)
+        The gains of the patterns.
     """
 
     lags: Floats
     epochs: tuple[int, ...]
     causal: bool
+    patterns: Floats
+    pattern_gains: Floats
 
     @property
     def n_steps(self) -> int:
@@ -306,29 +353,60 @@ class TimeKernel:
         return int(self.lags.shape[2])
 
     @classmethod
-    def learn(cls, energies: Sequence[Energies], n_steps: int, causal: bool, strength: float) -> TimeKernel:
+    def learn(
+        cls,
+        energies: Sequence[Energies],
+        n_steps: int,
+        causal: bool,
+        strength: float,
+        patterns: Floats,
+    ) -> TimeKernel:
         """Turn the energies of every epoch into kernels."""
         moments = epochs(n_steps, causal)
         rank = len(energies[0].noise)
         lags = np.zeros((len(moments), n_steps, rank))
         for at, (moment, found) in enumerate(zip(moments, energies, strict=True)):
             length = padded_length(moment)
-            lags[at, :moment] = scipy.fft.irfft(gains(found, strength), length, axis=0)[:moment]
-        return cls(lags, moments, causal)
+            floor = found.noise if causal else found.noise * noise_left(patterns, length)
+            hat = gains(found.signal, floor, strength)
+            lags[at, :moment] = scipy.fft.irfft(hat, length, axis=0)[:moment]
+        own = gains(energies[-1].pattern_signal, energies[-1].pattern_noise, strength)
+        return cls(lags, moments, causal, patterns, own)
 
     @cached_property
-    def _means(self) -> Floats:
-        """a(t) = mean_s κ(t−s), (T, r), of the two-sided kernel."""
-        # Σ_s κ(t−s) is the sum of the lags 0 … t, and of the lags 1 … T−1−t.
-        sums = np.cumsum(self.lags[0], axis=0)
-        return np.asarray((sums + sums[::-1] - self.lags[0, 0]) / self.n_steps)
+    def _aside(self) -> Floats:
+        """B, (T, q + 1)."""
+        return with_mean(self.patterns)
+
+    @cached_property
+    def _gains(self) -> Floats:
+        """The gains of the columns of B, (q + 1, r)."""
+        return np.vstack([np.ones((1, self.rank)), self.pattern_gains])
+
+    def _smoothed(self, columns: Floats) -> Floats:
+        """Return K times columns, (T, p, r), of every direction."""
+        length = padded_length(self.n_steps)
+        hat = scipy.fft.rfft(_circular(self.lags[0], length), axis=0)[:, None]
+        return np.asarray(
+            scipy.fft.irfft(hat * scipy.fft.rfft(columns, length, axis=0), length, axis=0)[: self.n_steps]
+        )
+
+    @cached_property
+    def _around(self) -> tuple[Floats, Floats]:
+        """A and B C − A, (T, q + 1, r): H is K, less A Bᵀ, plus B (B C − A)ᵀ."""
+        B = self._aside
+        A = self._smoothed(B[:, :, None])
+        C = np.einsum("tm,tnr->mnr", B, A)
+        C[np.diag_indices(len(C))] += self._gains
+        return A, np.einsum("tm,mnr->tnr", B, C) - A
 
     def matrix(self, c: int, steps: Ints) -> Floats:
         """Return H of direction c at some steps, (len(steps), T)."""
         t, s = np.asarray(steps)[:, None], np.arange(self.n_steps)[None]
         if not self.causal:
-            a = self._means[:, c]
-            return np.asarray(self.lags[0, np.abs(t - s), c] - a[t] - a[s] + a.mean() + 1 / self.n_steps)
+            B, (A, rest) = self._aside, self._around
+            K = self.lags[0, np.abs(t - s), c]
+            return np.asarray(K - A[steps, :, c] @ B.T + B[steps] @ rest[:, :, c].T)
         epoch = np.searchsorted(self.epochs, np.asarray(steps) + 1, side="right") - 1
         lag = t - s
         H = np.where(lag >= 0, self.lags[epoch[:, None], np.abs(lag), c], 0.0)
@@ -340,8 +418,9 @@ class TimeKernel:
         """Return H of all directions at one step, (T, r)."""
         T, s = self.n_steps, np.arange(self.n_steps)
         if not self.causal:
-            a = self._means
-            return np.asarray(self.lags[0, np.abs(step - s)] - a[step] - a + a.mean(axis=0) + 1 / T)
+            B, (A, rest) = self._aside, self._around
+            around = np.einsum("m,smr->sr", B[step], rest) - B @ A[step]
+            return np.asarray(self.lags[0, np.abs(step - s)] + around)
         epoch = int(np.searchsorted(self.epochs, step + 1, side="right")) - 1
         H = np.zeros((T, self.rank))
         H[: step + 1] = self.lags[epoch, step::-1] if step else self.lags[epoch, :1]
@@ -355,31 +434,44 @@ class TimeKernel:
         T = self.n_steps
         if self.causal:
             return np.stack([np.square(self.weights(t)).sum(axis=0) for t in range(T)])
-        # H(t, s) = κ(t−s) − a(s) + b(t), squared and summed over s term by term.
-        kappa, a = self.lags[0], self._means
-        b = a.mean(axis=0) + 1 / T - a
-        squares = np.cumsum(np.square(kappa), axis=0)
-        length = padded_length(T)
-        hats = scipy.fft.rfft(_circular(kappa, length), axis=0) * scipy.fft.rfft(a, length, axis=0)
-        cross = scipy.fft.irfft(hats, length, axis=0)[:T]
-        found = squares + squares[::-1] - np.square(kappa[0]) + np.square(a).sum(axis=0) - 2 * cross
-        return np.asarray(np.maximum(found + T * b**2 + 2 * b * (T * a - a.sum(axis=0)), 0.0))
+        # H = K − A Bᵀ + B Dᵀ, squared and summed over s term by term; Bᵀ B = I and Bᵀ D = g.
+        B, (A, D) = self._aside, self._around
+        squares = np.cumsum(np.square(self.lags[0]), axis=0)
+        found = squares + squares[::-1] - np.square(self.lags[0, 0]) - np.square(A).sum(axis=1)
+        found += 2 * np.einsum("tm,tmr->tr", B, self._smoothed(D) - self._gains * A)
+        found += np.einsum("tm,tn,mnr->tr", B, B, np.einsum("smr,snr->mnr", D, D))
+        return np.asarray(np.maximum(found, 0.0))
+
+    def filter_whole(self, y: NDArray[Any], c: int, length: int) -> NDArray[Any]:
+        """Return H y of whole rows y, (n, T), by transforms."""
+        B = self._aside.astype(y.dtype)
+        hat = scipy.fft.rfft(_circular(self.lags[0, :, c], length)).real.astype(y.dtype)
+        shares = y @ B
+        rest = scipy.fft.rfft(y - shares @ B.T, length, axis=1)
+        moved = scipy.fft.irfft(rest * hat, length, axis=1)[:, : self.n_steps]
+        return np.asarray(moved + (shares * self._gains[:, c] - moved @ B) @ B.T, dtype=y.dtype)
 
 
 def learn_kernel(
-    blocks: Iterable[ActiveRows], n_steps: int, *, causal: bool = False, strength: float = 1.0
+    blocks: Iterable[ActiveRows],
+    n_steps: int,
+    *,
+    causal: bool = False,
+    strength: float = 1.0,
+    patterns: Floats | None = None,
 ) -> TimeKernel:
     """Learn the kernel from the rows of all blocks."""
     found: list[Energies] = []
+    aside = no_patterns(n_steps) if patterns is None else patterns
     for rows in blocks:
-        found = add_energies(found, epoch_energies(rows, causal))
-    return TimeKernel.learn(found, n_steps, causal, strength)
+        found = add_energies(found, epoch_energies(rows, causal, aside))
+    return TimeKernel.learn(found, n_steps, causal, strength, aside)
 
 
-def epoch_energies(rows: ActiveRows, causal: bool) -> list[Energies]:
+def epoch_energies(rows: ActiveRows, causal: bool, patterns: Floats) -> list[Energies]:
     """Return the energies of a block at every epoch."""
     moments = epochs(rows.n_steps, causal)
-    return [block_energies(rows if at == rows.n_steps else rows.until(at)) for at in moments]
+    return [block_energies(rows if at == rows.n_steps else rows.until(at), patterns[:at]) for at in moments]
 
 
 def add_energies(left: Sequence[Energies], right: Sequence[Energies]) -> list[Energies]:
@@ -414,10 +506,9 @@ def filter_rows(rows: ActiveRows, kernel: TimeKernel, steps: Ints) -> NDArray[An
     for c in range(rows.rank):
         y = rows.direction(c)
         if how == "fft":
-            hat = scipy.fft.rfft(_circular(kernel.lags[0, :, c], length)).real.astype(out.dtype)
             for start in range(0, len(present), size):
                 nodes = present[start : start + size]
-                out[nodes, :, c] = _filter_by_fft(y[nodes].toarray(), hat, length)[:, steps]
+                out[nodes, :, c] = kernel.filter_whole(y[nodes].toarray(), c, length)[:, steps]
         else:
             H = kernel.matrix(c, steps).astype(out.dtype)
             out[present, :, c] = (y[present].toarray() if how == "dense" else y[present]) @ H.T
@@ -431,13 +522,6 @@ def _circular(lags: Floats, length: int) -> Floats:
     found[:T] = lags
     found[length - T + 1 :] += lags[:0:-1]
     return found
-
-
-def _filter_by_fft(y: NDArray[Any], hat: NDArray[Any], length: int) -> NDArray[Any]:
-    """Return mean + P K (y − mean), of whole rows."""
-    mean = y.mean(axis=1, keepdims=True)
-    moved = scipy.fft.irfft(scipy.fft.rfft(y - mean, length, axis=1) * hat, length, axis=1)[:, : y.shape[1]]
-    return np.asarray(mean + moved - moved.mean(axis=1, keepdims=True), dtype=y.dtype)
 
 
 def noise_levels(rows: ActiveRows, kernel: TimeKernel, steps: Ints) -> NDArray[np.float32]:

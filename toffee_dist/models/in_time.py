@@ -24,11 +24,11 @@ from toffee_dist.kernels.filter import (
     TimeKernel,
     filter_rows,
     find_pairs,
-    learn_kernel,
     project_rows,
 )
 from toffee_dist.kernels.frequencies import choose_freqs
 from toffee_dist.kernels.gauge import common_basis
+from toffee_dist.kernels.patterns import learn_filter
 from toffee_dist.kernels.solvers import solve_slices
 from toffee_dist.models.base import Float32s, RoleVectors, Rows, StepVectors, VectorsInTime
 from toffee_dist.settings import FitSettings
@@ -118,10 +118,7 @@ def filter_in_time(
     tensor: TemporalTensor, V: Float32s, strength: float | None = None, *, causal: bool = False
 ) -> Projected:
     """Filter the rows of a graph in time, on a basis."""
-    rows = project_rows(tensor, V)
-    kernel = learn_kernel(
-        [rows], tensor.n_steps, causal=causal, strength=1.0 if strength is None else strength
-    )
+    rows, kernel = learn_filter(tensor, V, causal=causal, strength=1.0 if strength is None else strength)
     return Projected(Filtered(rows, kernel), V, tensor.directed, ACTIVITY_POWER)
 
 

@@ -6,6 +6,7 @@
     compact/<block>-target.npy, -step.npy, -value.npy   its entries, sorted by node, target, step
     compact/<block>-basis.npy                        its rows of V
     compact/kernel.npy, pairs.npy                    κ of every epoch, lag and direction; that of pairs
+    compact/patterns.npy, gains.npy                  patterns that many nodes share, and their gains
     compact/activity.npy                             entries of all nodes at every step
     compact/header.json                              sizes, blocks, whether causal; written last
 
@@ -15,7 +16,7 @@ One node needs its entries and the basis of their targets; one step a pass over 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +27,14 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from toffee_dist.errors import InputError
-from toffee_dist.kernels.filter import ActiveRows, NodeEntries, TimeKernel, filter_rows, noise_levels
+from toffee_dist.kernels.filter import (
+    ActiveRows,
+    NodeEntries,
+    TimeKernel,
+    filter_rows,
+    no_patterns,
+    noise_levels,
+)
 from toffee_dist.storage.files import map_array, read_array, save_array
 from toffee_dist.storage.manifest import Count, Record, SpaceId, read_record, write_record
 from toffee_dist.storage.paths import as_remote
@@ -35,6 +43,7 @@ from toffee_dist.tensor import Floats, Ints, TemporalTensor, index_dtype
 FORMAT: Final = 1
 HEADER = "header.json"
 ARRAYS = ("starts", "target", "step", "value", "basis")
+PATTERNS = ("patterns.npy", "gains.npy")
 # Bytes of vectors of all steps that are made at once.
 BLOCK_BYTES = 64 * 2**20
 
@@ -48,6 +57,7 @@ class CompactHeader(Record):
     causal: bool
     directed: bool
     space_id: SpaceId | None = None
+    patterns: Count = 0
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -107,8 +117,15 @@ def write_kernel(
     save_array(folder / "activity.npy", activity)
     save_array(folder / "kernel.npy", kernel.lags)
     save_array(folder / "pairs.npy", pairs.lags)
+    save_array(folder / "patterns.npy", kernel.patterns)
+    save_array(folder / "gains.npy", kernel.pattern_gains)
     header = CompactHeader(
-        cuts=cuts, epochs=kernel.epochs, causal=kernel.causal, directed=directed, space_id=space_id
+        cuts=cuts,
+        epochs=kernel.epochs,
+        causal=kernel.causal,
+        directed=directed,
+        space_id=space_id,
+        patterns=kernel.patterns.shape[1],
     )
     write_record(folder / HEADER, header)
 
@@ -155,7 +172,13 @@ class CompactTrajectory:
     @cached_property
     def kernel(self) -> TimeKernel:
         """The kernel of every direction."""
-        return self._kernel("kernel.npy")
+        plain, count = self._kernel("kernel.npy"), self._header.patterns
+        if not count:
+            return plain
+        patterns, own = (np.asarray(self._read(self.folder / name)) for name in PATTERNS)
+        if (patterns.shape, own.shape) != ((plain.n_steps, count), (count, plain.rank)):
+            raise self._damaged(PATTERNS[0], ValueError(f"shapes {patterns.shape} and {own.shape}"))
+        return replace(plain, patterns=patterns, pattern_gains=own)
 
     @cached_property
     def pair_kernel(self) -> TimeKernel:
@@ -167,7 +190,8 @@ class CompactTrajectory:
         epochs = self._header.epochs
         if lags.ndim != 3 or len(lags) != len(epochs):
             raise self._damaged(name, ValueError(f"shape {lags.shape} of {len(epochs)} epochs"))
-        return TimeKernel(np.asarray(lags, dtype=np.float64), epochs, self._header.causal)
+        aside = no_patterns(lags.shape[1]), np.zeros((0, lags.shape[2]))
+        return TimeKernel(np.asarray(lags, dtype=np.float64), epochs, self._header.causal, *aside)
 
     @property
     def n_steps(self) -> int:
