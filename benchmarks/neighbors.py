@@ -1,6 +1,7 @@
 """One query of a large run from disk: seconds and memory, without and with the index.
 
 python benchmarks/neighbors.py [--nodes 1000000] [--rank 128] [--folder DIR]
+python benchmarks/neighbors.py --in-time    # sx-mathoverflow by weeks: `trajectory` and `neighbors --at`
 
 Every query is a process of its own, as `toffee neighbors` is: its seconds include the start of Python. The
 last line is JSON.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from graphs import DATA
 
 from toffee_dist import Run, load_run
 from toffee_dist.limits import LIMITS
@@ -117,6 +120,36 @@ def ask(folder: Path, node: str, question: str) -> dict[str, float]:
     return {**found, "process_seconds": time.perf_counter() - began}
 
 
+def time_commands(repeats: int, folder: str | None) -> None:
+    """Time the questions in time of a run of sx-mathoverflow, as a user types them."""
+    path = DATA / "sx-mathoverflow.txt.gz"
+    if not path.exists():
+        sys.exit(f"{path} is not there: this benchmark needs the real graphs of ../shared/data")
+    toffee = [sys.executable, "-m", "toffee_dist.cli"]
+    with tempfile.TemporaryDirectory(dir=folder) as out:
+        asked = ["--step", "1w", "--rank", "64", "--outputs", "embedding,trajectory", "--no-report"]
+        subprocess.run([*toffee, "embed", str(path), "--out", out, *asked, "--json"], check=True)
+        # The busiest node has the most to add up.
+        node = str(load_run(out).nodes.polars().sort("degree").collect()["node_id"][-1])
+        print(f"load of the machine: {os.getloadavg()[0]:.2f}")
+        found = {}
+        for words in (["trajectory", out, node], ["neighbors", out, node, "--at", "2013-06-01"]):
+            each = [time_process([*toffee, *words]) for _ in range(repeats)]
+            wall, cpu = (sorted(seconds)[repeats // 2] for seconds in zip(*each, strict=True))
+            found[words[0]] = {"seconds": round(wall, 3), "cpu_seconds": round(cpu, 3)}
+            print(f"toffee {words[0]:<12}{wall:.2f} s, {cpu:.2f} s of CPU (median of {repeats})")
+        print(json.dumps(found))
+
+
+def time_process(command: list[str]) -> tuple[float, float]:
+    """Return the seconds of a command, and those of CPU that it took."""
+    before, began = os.times(), time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    wall, after = time.perf_counter() - began, os.times()
+    user, system = (after[at] - before[at] for at in (2, 3))
+    return wall, user + system
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -125,7 +158,11 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--folder", help="where the run is made; default: a temporary folder")
+    parser.add_argument("--in-time", action="store_true", help="questions in time of sx-mathoverflow")
     options = parser.parse_args()
+    if options.in_time:
+        time_commands(options.repeats, options.folder)
+        return
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
         run = write_run(folder, options.nodes, options.rank)

@@ -148,7 +148,8 @@ def test_the_estimator_has_the_options_of_the_settings() -> None:
     given = inspect.signature(Toffee.__init__).parameters
     defaults = {name: parameter.default for name, parameter in given.items() if name != "self"}
     fields = ModelSettings.model_fields.items()
-    others = {"outputs", "model", "dense", "vectors", *RivalSettings.model_fields}
+    dense = {"dense", "dense_nodes", "dense_precision"}
+    others = {"outputs", "model", "vectors", *dense, *RivalSettings.model_fields}
     assert defaults == {name: field.default for name, field in fields if name not in others}
 
 

@@ -39,6 +39,8 @@ TneStep = Literal["search", "published"]
 TrajectoryBy = Literal["filter", "als"]
 Basis = Literal["sum", "energy"]
 Output = Literal["embedding", "trajectory", "factors", "spectrum"]
+DenseNodes = Literal["all", "active"]
+DensePrecision = Literal["single", "half"]
 VectorLists = Literal["fixed", "list"]
 OnBadRows = Literal["error", "skip"]
 Header = Literal["auto", "yes", "no"]
@@ -680,7 +682,11 @@ class TrajectorySettings(VectorSettings):
         super().model_post_init(context)
         parse_freqs(self.freqs)
         _check("denoise", self.denoise, 0 <= self.denoise < np.inf, "a finite number from 0")
-        for name in ("causal", "basis"):
+        self._check_filtered("causal", "basis")
+
+    def _check_filtered(self, *names: str) -> None:
+        """Refuse options that only a filtered trajectory has."""
+        for name in names:
             plain = type(self).model_fields[name].default
             if getattr(self, name) != plain and not self.filtered:
                 got = f"{getattr(self, name)} with trajectory_by {self.trajectory_by}, gauge {self.gauge}"
@@ -713,6 +719,18 @@ class ModelSettings(TrajectorySettings):
         "without it.",
         json_schema_extra=OUTPUT,
     )
+    dense_nodes: DenseNodes = Field(
+        "all",
+        description="Rows of that Parquet: all nodes at every such step, or active, those with an edge at "
+        "the step (of a directed graph, as its source).",
+        json_schema_extra=OUTPUT,
+    )
+    dense_precision: DensePrecision = Field(
+        "single",
+        description="Numbers of that Parquet: single (float32), or half (float16: three digits, up to "
+        "65,504), which takes half the space.",
+        json_schema_extra=OUTPUT,
+    )
     vectors: VectorLists = Field(
         "fixed",
         description="How Parquet says what a vector is: fixed, a list of fixed size; list, a plain list, for "
@@ -724,6 +742,7 @@ class ModelSettings(TrajectorySettings):
         """Refuse what the parts of the engine would refuse, before anything is read."""
         super().model_post_init(context)
         parse_dense(self.dense)
+        self._check_filtered("dense_nodes", "dense_precision")
         if not self.outputs:
             raise ConfigError("outputs", got="none", allowed="embedding, trajectory, factors, spectrum")
         possible = MODEL_OUTPUTS[self.model]

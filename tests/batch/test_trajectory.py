@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.harness.clusters import digests, job, write_edges
@@ -16,9 +19,10 @@ from toffee_dist import Run, Toffee, load_run
 from toffee_dist.batch.pipeline import resume_run, start_run
 from toffee_dist.batch.plan import Shape, make_plan
 from toffee_dist.batch.show_plan import describe_plan
-from toffee_dist.batch.trajectory import dense_steps
-from toffee_dist.errors import ConfigError, InputError
+from toffee_dist.batch.trajectory import Dense, write_vectors
+from toffee_dist.errors import ConfigError, InputError, QualityError, TooLargeError, UnfinishedError
 from toffee_dist.limits import Limits
+from toffee_dist.refresh.history import roll_back
 from toffee_dist.refresh.job import refresh
 from toffee_dist.settings import JobConfig
 from toffee_dist.storage.compact import write_entries
@@ -97,17 +101,18 @@ def test_a_run_cut_short_goes_on_with_the_blocks_it_lacks(
     done: list[int] = []
     write = write_entries
 
+    # An interrupt inside a worker may leave it waiting until the test times out.
     def stop_at_two(folder: Path, block: int, *rest: Any) -> None:
-        if block == 2 and 2 not in done:
-            done.append(2)
-            raise KeyboardInterrupt
+        if block == 2 and full:
+            raise OSError("the disk is full")
         done.append(block)
         write(folder, block, *rest)
 
     monkeypatch.setattr("toffee_dist.batch.trajectory.write_entries", stop_at_two)
-    with pytest.raises(BaseException):  # noqa: B017, PT011
+    full = True
+    with pytest.raises(UnfinishedError):
         start_run(filtered(edges, tmp_path / "cut"), limits=SMALL)
-    before = done.count(0)
+    full, before = False, done.count(0)
     resume_run(find_unfinished(tmp_path / "cut"), {"mode": "threads", "workers": 1}, limits=SMALL)
     assert (before, done.count(0)) == (1, 1)
     assert digests(load_run(tmp_path / "cut").path) == digests(load_run(tmp_path / "whole").path)
@@ -129,11 +134,162 @@ def test_steps_that_are_asked_for_are_written(edges: Path, tmp_path: Path) -> No
     np.testing.assert_array_equal(none.trajectory.dask().compute(scheduler="sync"), whole)
 
 
+def active_rows(run: Run) -> set[tuple[int, int]]:
+    """The (row, step) of every node with an entry as a source, one entry at a time."""
+    tensor = open_tensor(run.path / "work" / "ingest" / "tensor")
+    found = set()
+    for source in range(tensor.n_nodes):
+        for pair in range(tensor.indptr[source], tensor.indptr[source + 1]):
+            found |= {
+                (source, int(step))
+                for step in tensor.steps[tensor.tube_ptr[pair] : tensor.tube_ptr[pair + 1]]
+            }
+    return found
+
+
+@pytest.mark.job
+@pytest.mark.parametrize("precision", ["single", "half"])
+@pytest.mark.parametrize(
+    "options", [{}, {"undirected": True, "dense": "every:3"}, {"vectors": "list", "dense": "last:2"}]
+)
+def test_active_nodes_alone_are_written(
+    edges: Path, tmp_path: Path, options: dict[str, Any], precision: str
+) -> None:
+    config = filtered(edges, tmp_path, dense_nodes="active", dense_precision=precision, **options)
+    outcome = start_run(config, limits=SMALL)
+    run = load_run(tmp_path)
+    assert len(run.trajectory.files) > 1
+    steps = Dense.asked(config, run.n_nodes, run.n_steps, 10**6).steps
+    wanted = sorted(row for row in active_rows(run) if row[1] in steps)
+    assert 0 < len(wanted) < run.n_nodes * len(steps)
+    table = run.trajectory.arrow()
+    ids = run.nodes.polars().sort("row").collect()["node_id"].to_list()
+    found = list(zip(table["node_id"].to_pylist(), table["step"].to_pylist(), strict=True))
+    assert found == [(ids[row], step) for row, step in wanted]
+    half = precision == "half"
+    assert table.schema.field("embedding").type.value_type == (pa.float16() if half else pa.float32())
+    # The compact form is what all readers read: the numbers of the parts are those, rounded.
+    rows, at = np.array(wanted).T
+    expected = run.trajectory.numpy()[at, rows]
+    vectors = np.array(run.trajectory.polars().collect()["embedding"].to_list(), dtype=np.float32)
+    size = float(np.abs(expected).max())
+    allowed = 1e-5 * size + (np.abs(expected) * 2.0**-11 + 2.0**-25 if half else 0.0)
+    assert (np.abs(vectors - expected) <= allowed).all()
+    noise = run.vectors("trajectory").compact.noise(0, run.n_nodes, np.arange(run.n_steps))  # type: ignore[attr-defined]
+    np.testing.assert_allclose(table["noise"].to_numpy(), noise[rows, at], rtol=1e-4)
+    assert run.neighbors(ids[rows[0]], 3, at=int(at[0])).height == 3
+    assert outcome.plan.shape.n_dense == len(wanted)
+
+
+@pytest.mark.job
+def test_others_read_half_precision(edges: Path, tmp_path: Path) -> None:
+    start_run(filtered(edges, tmp_path / "half", dense_nodes="active", dense_precision="half"))
+    start_run(filtered(edges, tmp_path / "plain"))
+    half, plain = load_run(tmp_path / "half"), load_run(tmp_path / "plain")
+    numbers = half.trajectory.polars().collect()["embedding"].to_list()
+    assert half.trajectory.pandas()["embedding"][0].dtype == np.float16
+    [script] = half.export("duckdb", tmp_path / "views.sql")
+    with duckdb.connect() as connection:
+        connection.execute(script.read_text())
+        asked = connection.execute("SELECT embedding FROM trajectory")
+        assert [list(row[0]) for row in asked.fetchall()] == numbers
+    # What is made of the compact form knows nothing of it.
+    for name, run in (("half", half), ("plain", plain)):
+        run.export("parquet", tmp_path / f"{name}.parquet", steps=True)
+    kept = ["node_id", "step", "embedding"]
+    made = [pq.read_table(tmp_path / f"{name}.parquet", columns=kept) for name in ("half", "plain")]
+    assert made[0].replace_schema_metadata().equals(made[1].replace_schema_metadata())
+
+
+@pytest.mark.job
+def test_a_run_without_dense_parts_can_be_gone_back_to(edges: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        start_run(filtered(edges, tmp_path, dense="none"))
+    newest = load_run(tmp_path).manifest.run_id
+    assert roll_back(tmp_path).run_id < newest
+
+
+@pytest.mark.job
+def test_a_run_cut_short_writes_the_same_active_rows(
+    edges: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"dense_nodes": "active", "dense_precision": "half"}
+    start_run(filtered(edges, tmp_path / "whole", **options), limits=SMALL)
+    made: list[int] = []
+
+    def write(run: Any, start: int, *rest: Any) -> Any:
+        if len(made) == most:
+            raise OSError("the disk is full")
+        made.append(start)
+        return write_vectors(run, start, *rest)
+
+    monkeypatch.setattr("toffee_dist.batch.write_outputs.write_vectors", write)
+    most = 2
+    with pytest.raises(UnfinishedError):
+        start_run(filtered(edges, tmp_path / "cut", **options), limits=SMALL)
+    most = 10**6
+    resume_run(find_unfinished(tmp_path / "cut"), {"mode": "threads", "workers": 1}, limits=SMALL)
+    # What was written is not written again.
+    assert len(made) == len({*made}) == len(load_run(tmp_path / "cut").trajectory.files) > 2
+    assert digests(load_run(tmp_path / "cut").path) == digests(load_run(tmp_path / "whole").path)
+
+
+@pytest.mark.job
+def test_a_part_that_lacks_an_active_row_is_noticed(
+    edges: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose_a_row(*task: Any) -> Any:
+        return {name: column[1:] for name, column in write_vectors(*task).items()}
+
+    monkeypatch.setattr("toffee_dist.batch.write_outputs.write_vectors", lose_a_row)
+    with pytest.raises(UnfinishedError):
+        start_run(filtered(edges, tmp_path, dense_nodes="active"))
+    monkeypatch.undo()
+    resume_run(find_unfinished(tmp_path), {"mode": "threads", "workers": 1})
+    run = load_run(tmp_path)
+    assert run.trajectory.arrow().num_rows == len(active_rows(run))
+
+
+@pytest.mark.job
+@pytest.mark.parametrize("nodes", ["all", "active"])
+@pytest.mark.parametrize("precision", ["single", "half"])
+def test_the_plan_knows_the_bytes_of_dense_parts(tmp_path: Path, nodes: str, precision: str) -> None:
+    edges = write_edges(tmp_path / "edges.parquet", nodes=300, events=20_000)
+    config = filtered(edges, tmp_path / "out", rank=32, dense_nodes=nodes, dense_precision=precision)
+    outcome = start_run(config)
+    [planned] = [stage.disk for stage in outcome.plan.stages if stage.name == "trajectory"]
+    measured = sum(file.stat().st_size for file in load_run(tmp_path / "out").trajectory.files)
+    assert measured <= planned <= 2 * measured
+
+
+@pytest.mark.job
+def test_numbers_beyond_half_precision_are_refused(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    columns = {name: rng.integers(0, 20, 400) for name in ("source", "target", "time")}
+    table = pl.DataFrame({**columns, "weight": rng.uniform(1e6, 2e6, 400)})
+    table.write_parquet(tmp_path / "e.parquet")
+    options: dict[str, Any] = {"entry": "sum", "weight": "weight", "pair_weight": "raw", "rank": 3}
+    options |= {"time_unit": "number", "step": "1", "dense_precision": "half"}
+    config = filtered(tmp_path / "e.parquet", tmp_path / "out", **options)
+    with pytest.raises(QualityError, match=r"65,504.*--dense-precision single"):
+        start_run(config)
+    assert not (tmp_path / "out" / "latest.json").exists()
+    start_run(config.changed(dense_precision="single"))
+
+
 def test_steps_by_their_words() -> None:
-    assert dense_steps("all", 10, 4, 8) == (0, 1, 2, 3)
-    assert dense_steps("auto", 10, 4, 8) == (0, 1, 2, 3)
-    assert dense_steps("auto", 10**6, 365, 64) == ()
-    assert dense_steps("last:9", 10, 4, 8) == (0, 1, 2, 3)
+    def steps(dense: str, n_nodes: int = 10, n_steps: int = 4, **options: Any) -> tuple[int, ...]:
+        settings = JobConfig.read({"dense": dense, "rank": 64, **options})
+        return Dense.asked(settings, n_nodes, n_steps, n_entries=10**5).steps
+
+    assert steps("all") == steps("auto") == steps("last:9") == (0, 1, 2, 3)
+    assert steps("none") == ()
+    assert steps("last:2", n_steps=5) == (3, 4)
+    assert steps("every:2", n_steps=5) == (0, 2, 4)
+    assert steps("1,9", n_steps=5) == (1,)
+    # Of a large graph all vectors are a surprise; its active nodes may be few.
+    assert steps("auto", 10**6, 365) == ()
+    assert len(steps("auto", 10**6, 365, dense_nodes="active")) == 365
     for wrong in ("last:0", "every:", "some", "1,x", "-1"):
         with pytest.raises(ConfigError, match="dense"):
             JobConfig.read({"dense": wrong})
@@ -147,7 +303,8 @@ def test_a_causal_trajectory_takes_no_weight_that_knows_the_future() -> None:
     assert JobConfig.read({}).pair_weight == "unit"
     with pytest.raises(ConfigError, match="knows what comes after"):
         JobConfig.read({"outputs": outputs, "causal": True, "pair_weight": "log"})
-    for name, value in (("causal", True), ("basis", "energy")):
+    choices = {"causal": True, "basis": "energy", "dense_nodes": "active", "dense_precision": "half"}
+    for name, value in choices.items():
         with pytest.raises(ConfigError, match="trajectory_by filter"):
             JobConfig.read({name: value, "trajectory_by": "als"})
 
@@ -167,6 +324,13 @@ def test_the_plan_shows_both_ways_and_both_forms() -> None:
     assert stages["filter"].disk < 2.1e9 / 20
     dense = make_plan(shape, JobConfig.read({**asked, "dense": "all"}))
     assert dense.disk > 2e9
+    with pytest.raises(TooLargeError, match=r"2\.\d GiB for trajectory.*--dense"):
+        dense.check_disk(10**9)
+    half = make_plan(shape, JobConfig.read({**asked, "dense_nodes": "active", "dense_precision": "half"}))
+    # A row per entry at the most.
+    assert [stage.disk for stage in half.stages if stage.name == "trajectory"] == [336_000 * (2 * 64 + 20)]
+    (note,) = half.notes
+    assert "337 of 337 steps of active nodes in half precision as Parquet: 47.4 MiB at the most" in note
     als = make_plan(shape, JobConfig.read({**asked, "trajectory_by": "als"}))
     assert als.n_freqs == 169
     assert als.seconds > 10 * plan.seconds

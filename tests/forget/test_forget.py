@@ -8,12 +8,14 @@ import json
 import os
 import shutil
 import urllib.parse
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -190,6 +192,24 @@ def test_a_trajectory_by_filter_loses_the_entries(season: Path, tmp_path: Path) 
     check_run(after.folder)
 
 
+def test_when_a_node_was_active_is_forgotten(season: Path, tmp_path: Path) -> None:
+    """Where rows are of active nodes only, a row without numbers would still say when the node was."""
+    out = tmp_path / "out"
+    options = {"outputs": ("embedding", "trajectory"), "dense_nodes": "active", "dense_precision": "half"}
+    settings = {"inputs": (str(season / "edges"),), "out": str(out), "mode": "threads", "workers": 1}
+    start_run(JobConfig.read(settings | options | {"undirected": True, "rank": 4, "report": False}))
+    before = load_run(out).trajectory.arrow()
+    theirs = pc.not_equal(before["node_id"], PERSON)
+    assert before.num_rows > before.filter(theirs).num_rows
+    forget(out, [PERSON])
+    assert find_left(out, PERSON) == []
+    after = load_run(out)
+    # The others have the same rows, and nobody else has any.
+    assert after.trajectory.arrow().equals(before.filter(theirs))
+    assert after.trajectory.arrow().schema.field("embedding").type.value_type == pa.float16()
+    check_run(after.folder)
+
+
 def test_numbers_are_ids_too(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     source, target = rng.integers(10**9, 10**9 + 30, (2, 400))
@@ -219,9 +239,12 @@ def test_a_json_file_says_nothing_of_them_any_more(tmp_path: Path) -> None:
     assert (tmp_path / "b.json").samefile(tmp_path / "c.json")
 
 
-@pytest.mark.parametrize("kind", [pa.list_(pa.float32(), 2), pa.list_(pa.float32())])
-def test_vectors_of_either_kind_become_zeros(kind: pa.DataType) -> None:
-    column = pa.array([[9, 9], [1, 2], [3, 4], [5, 6]], kind).slice(1)
+@pytest.mark.parametrize("number", [pa.float32(), pa.float16()])
+@pytest.mark.parametrize("make", [partial(pa.list_, list_size=2), pa.list_])
+def test_vectors_of_either_kind_become_zeros(make: Callable[..., pa.DataType], number: pa.DataType) -> None:
+    kind = make(number)
+    rows = [[number.to_pandas_dtype()(n) for n in row] for row in ([9, 9], [1, 2], [3, 4], [5, 6])]
+    column = pa.array(rows, kind).slice(1)
     found = erase(column, np.array([False, True, False]))
     assert found.type == kind
     assert found.to_pylist() == [[1, 2], [0, 0], [5, 6]]

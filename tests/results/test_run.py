@@ -206,6 +206,22 @@ def test_reading_a_run_needs_none_of_what_made_it() -> None:
 
 
 @pytest.mark.job
+@pytest.mark.parametrize("words", [["trajectory"], ["neighbors", "--at", "5"]])
+def test_a_question_in_time_loads_little(runs: dict[bool, Run], words: list[str]) -> None:
+    """Most of the second that such a command may take is the start of Python and its imports."""
+    command = [words[0], str(runs[True].path), "n00003", *words[1:]]
+    code = "import sys; from toffee_dist.cli import main; main(sys.argv[1:]); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command], capture_output=True, text=True, check=True
+    ).stdout
+    loaded = {name.split(".")[0] for name in done.splitlines()[-1].split()}
+    assert {"polars", "toffee_dist"} <= loaded
+    # pandas came with pa.array and empty_table: a quarter of a second.
+    slow = {"pandas", "dask", "distributed", "sparse", "numba", "sklearn", "bokeh", "matplotlib"}
+    assert not slow & loaded
+
+
+@pytest.mark.job
 def test_index_gives_the_same_answers(runs: dict[bool, Run]) -> None:
     for run in runs.values():
         before = [run.neighbors("n00003"), run.neighbors("n00003", role="target")]

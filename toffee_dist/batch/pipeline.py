@@ -244,6 +244,7 @@ def settle(job: Job, chain: Chain) -> None:
     config, record = job.config, job.run.staged.read()
     job.shape, job.grid = Shape.of(record.summary, not config.undirected), record.grid
     job.bounds = find_bounds(str(job.run.staged.tensor), job.limits)
+    count_dense_rows(job)
     job.plan = make_plan(job.shape, config, limits=job.limits, more=chain.stages(job.shape, job.limits))
     job.outcome = Outcome(job.run, job.plan)
     job.note_peak("ingest")
@@ -254,6 +255,18 @@ def settle(job: Job, chain: Chain) -> None:
         if mode != "threads" or count != job.workers[0].threads:
             job.connect(config.changed(mode=mode, workers=config.workers or count))
     job.check_memory(job.plan)
+
+
+def count_dense_rows(job: Job) -> None:
+    """Count the rows of active nodes that are asked for as Parquet: the plan would only know a bound."""
+    dense, tensor = job.shape.dense(job.config), str(job.run.staged.tensor)
+    if "trajectory" not in job.config.outputs or not dense.steps or dense.nodes == "all":
+        return
+    with job.traces.stage("count", job.client), job.progress.stage("count") as done:
+        run_tasks = job.tasks(done)
+        [cuts] = run_tasks(trajectory.cut_blocks, [trajectory.CutTask(tensor, 1, job.limits.part_bytes)])
+        blocks = [trajectory.ActiveTask(tensor, *block, dense.steps) for block in pairwise(cuts)]
+        job.shape = replace(job.shape, n_dense=sum(run_tasks(trajectory.count_active, blocks)))
 
 
 def fit_zero(job: Job, starts: Starts) -> ZeroSlice | None:
@@ -413,10 +426,10 @@ def write_parts(job: Job, zero: ZeroSlice | None, chosen: tuple[int, ...], rotat
     config, shape, checks = job.config, job.shape, []
     for output in wanted_parts(config, shape.directed):
         freqs = freqs_of(output, chosen, shape.n_steps)
-        steps: tuple[int, ...] = ()
+        dense = None
         if output == "trajectory" and config.filtered:
-            steps = trajectory.dense_steps(config.dense, shape.n_nodes, shape.n_steps, config.rank)
-            if not steps:
+            dense = shape.dense(config)
+            if not dense.steps:
                 continue
         rows = part_rows(shape, config, output, len(freqs), job.limits)
         items = [
@@ -428,7 +441,7 @@ def write_parts(job: Job, zero: ZeroSlice | None, chosen: tuple[int, ...], rotat
                 zero=zero if output.startswith("embedding") else None,
                 raw=config.gauge == "none",
                 rotated=rotated,
-                steps=steps,
+                dense=dense,
                 space_id=job.spaces.outputs[output],
                 lists=config.vectors == "list",
             )

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from toffee_dist.batch.block_cost import BlockCost, block_bytes, solve_in_blocks
 from toffee_dist.batch.blocks import ROW_PAIRS, count_blocks, work_of_a_block
-from toffee_dist.batch.trajectory import ENTRY_BYTES, dense_bytes
-from toffee_dist.batch.trajectory_cost import count_dense, describe_ways, filter_costs, watch_costs
+from toffee_dist.batch.trajectory import ENTRY_BYTES, Dense
+from toffee_dist.batch.trajectory_cost import describe_ways, filter_costs, watch_costs
 from toffee_dist.batch.write_outputs import OutputFolder
 from toffee_dist.errors import TooLargeError
 from toffee_dist.kernels.spectrum import BLOCK_BYTES, count_freqs
@@ -43,7 +43,7 @@ PROCESSES_PAY = 10.0
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a tensor, counted or estimated."""
+    """The sizes of a tensor, counted or estimated; the rows of dense parts, where they were counted."""
 
     n_nodes: int
     n_steps: int
@@ -52,6 +52,7 @@ class Shape:
     directed: bool
     rows: int
     exact: bool
+    n_dense: int | None = None
 
     @classmethod
     def of(cls, summary: Summary, directed: bool) -> Shape:
@@ -65,6 +66,16 @@ class Shape:
             rows=summary.rows,
             exact=True,
         )
+
+    def dense(self, settings: ModelSettings) -> Dense:
+        """Return what of a filtered trajectory is written as Parquet."""
+        return Dense.asked(settings, self.n_nodes, self.n_steps, self.n_entries)
+
+    def dense_bytes(self, settings: ModelSettings) -> int:
+        """Return what that takes, at the most."""
+        dense = self.dense(settings)
+        rows = dense.most_rows(self.n_nodes, self.n_entries) if self.n_dense is None else self.n_dense
+        return dense.bytes(rows, settings.rank)
 
     @property
     def mapped_bytes(self) -> int:
@@ -186,11 +197,13 @@ class Plan:
     def check_disk(self, free: int) -> None:
         """Raise unless storage has room for work and results."""
         if self.disk > free:
+            largest = max(self.stages, key=lambda stage: stage.disk)
             raise TooLargeError(
                 "not enough storage for the run",
-                got=f"{show_bytes(free)} free; needed {show_bytes(self.disk)}",
+                got=f"{show_bytes(free)} free; needed {show_bytes(self.disk)}, of which "
+                f"{show_bytes(largest.disk)} for {largest.name}",
                 allowed="room for slices and results",
-                remedy="Make room, or ask for fewer --outputs or --freqs.",
+                remedy="Make room, or ask for fewer --outputs, --freqs or --dense steps.",
             )
 
 
@@ -250,12 +263,13 @@ def make_plan(
         costs = filter_costs(sizes, settings, limits)
         stages += [Stage(*cost) for cost in costs]
         als = (in_trajectory - 1) * slice_seconds(shape, settings.rank)
-        notes = (describe_ways(sizes, settings, costs, als),)
+        dense = shape.dense(settings)
+        notes = (describe_ways(sizes, settings, costs, als, dense, shape.dense_bytes(settings)),)
     for output in wanted_parts(settings, shape.directed):
         used = all_freqs if output.startswith("factors") else in_trajectory
         if output == "trajectory" and settings.filtered:
             used = 0
-            if not count_dense(settings, shape.n_nodes, shape.n_steps):
+            if not shape.dense(settings).steps:
                 continue
         stages.append(_part_stage(shape, settings, output, used, limits))
     blocks = count_blocks(shape.n_nodes, shape.n_pairs, limits)
@@ -339,7 +353,7 @@ def _row_bytes(shape: Shape, settings: ModelSettings, output: OutputFolder, n_fr
         return n_freqs * (rank * 2 * item * 4 + 64)
     if output == "trajectory" and settings.filtered:
         # Vectors, a turned copy, and the page that Parquet is writing; the node's entries.
-        each, steps = 1 + shape.n_entries // max(shape.n_nodes, 1), count_dense(settings, shape.n_nodes, T)
+        each, steps = 1 + shape.n_entries // max(shape.n_nodes, 1), len(shape.dense(settings).steps)
         return rank * (12 * max(1, steps) + ENTRY_BYTES * each) + 48 * T
     # The slices' rows; their inverse transform (which fills in the other frequencies where many are
     # used); its turn; the page that Parquet is writing.
@@ -549,6 +563,8 @@ def _part_stage(
     rows = part_rows(shape, settings, output, n_freqs, limits)
     row_bytes = _row_bytes(shape, settings, output, n_freqs)
     disk = shape.n_nodes * _disk_bytes(shape, settings, output, n_freqs)
+    if output == "trajectory" and settings.filtered:
+        disk = shape.dense_bytes(settings)
     return Stage(
         output,
         "Parquet, one part per block of nodes",
@@ -565,8 +581,6 @@ def _disk_bytes(shape: Shape, settings: ModelSettings, output: OutputFolder, n_f
         return 8 * count_freqs(shape.n_steps) + 16
     if output == "factors/A_freq":
         return 2 * _item(settings) * settings.rank * n_freqs + 16
-    if output == "trajectory" and settings.filtered:
-        return dense_bytes(1, count_dense(settings, shape.n_nodes, shape.n_steps), settings.rank)
     if output in ("trajectory", "factors/A_time"):
         return 4 * settings.rank * shape.n_steps + 16
     return 4 * settings.rank + 16

@@ -12,15 +12,17 @@ only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from toffee_dist.batch.energy import ENERGY
+from toffee_dist.errors import QualityError
 from toffee_dist.kernels.filter import (
     ActiveRows,
     Energies,
@@ -37,7 +39,7 @@ from toffee_dist.kernels.filter import (
     project_rows,
 )
 from toffee_dist.kernels.patterns import PatternSums, find_patterns, pattern_sums
-from toffee_dist.settings import Basis, parse_dense
+from toffee_dist.settings import Basis, DenseNodes, DensePrecision, ModelSettings, parse_dense
 from toffee_dist.storage import parquet
 from toffee_dist.storage.compact import (
     HEADER,
@@ -62,6 +64,9 @@ from toffee_dist.tensor import Floats
 
 # Without an answer to --dense: Parquet of all steps up to this size.
 DENSE_BYTES = 256 * 2**20
+# Bytes of a row of that Parquet beside its vector: step, noise, its share of pages; more of the id where a
+# node has few rows.
+ROW_BYTES = {"all": 12, "active": 20}
 # Bytes of one entry, per direction, in the task of a block: its row of V, its y, squares in double.
 ENTRY_BYTES = 4 + 4 + 3 * 8
 # Blocks that patterns are looked for in, at the most: they are of all nodes, and some blocks tell them.
@@ -276,44 +281,98 @@ def learn_kernels(task: KernelTask) -> KernelRecord:
     return KernelRecord(passed / everything if everything > 0 else 0.0)
 
 
-def dense_steps(spec: str, n_nodes: int, n_steps: int, rank: int) -> tuple[int, ...]:
-    """Return the steps that are written as Parquet.
+@dataclass(frozen=True)
+class Dense:
+    """What of a filtered trajectory is also written as Parquet.
 
-    Examples
-    --------
-    >>> dense_steps("last:2", 10, 5, 4), dense_steps("every:2", 10, 5, 4), dense_steps("1,9", 10, 5, 4)
-    ((3, 4), (0, 2, 4), (1,))
+    Parameters
+    ----------
+    steps
+        Which steps; none: no Parquet.
+    nodes
+        Whether a step has a row of all nodes, or of those that are active: with an entry at the step. The
+        tensor of an undirected graph has every entry in both orders; of a directed one, it is the source that
+        moves.
+    precision
+        Of the numbers.
     """
-    kind, numbers = parse_dense(spec)
-    if kind == "auto":
-        kind = "all" if dense_bytes(n_nodes, n_steps, rank) <= DENSE_BYTES else "none"
-    if kind == "last":
-        return tuple(range(max(0, n_steps - numbers[0]), n_steps))
-    if kind == "every":
-        return tuple(range(0, n_steps, numbers[0]))
-    if kind == "steps":
-        return tuple(step for step in numbers if step < n_steps)
-    return tuple(range(n_steps)) if kind == "all" else ()
+
+    steps: tuple[int, ...] = ()
+    nodes: DenseNodes = "all"
+    precision: DensePrecision = "single"
+
+    @classmethod
+    def asked(cls, settings: ModelSettings, n_nodes: int, n_steps: int, n_entries: int) -> Dense:
+        """Return what is asked for, of a tensor of these sizes; ``auto`` is all steps or none."""
+        kind, numbers = parse_dense(settings.dense)
+        every = cls(tuple(range(n_steps)), settings.dense_nodes, settings.dense_precision)
+        if kind == "auto":
+            small = every.bytes(every.most_rows(n_nodes, n_entries), settings.rank) <= DENSE_BYTES
+            kind = "all" if small else "none"
+        if kind == "last":
+            return replace(every, steps=every.steps[-numbers[0] :])
+        if kind == "every":
+            return replace(every, steps=every.steps[:: numbers[0]])
+        if kind == "steps":
+            return replace(every, steps=tuple(step for step in numbers if step < n_steps))
+        return every if kind == "all" else replace(every, steps=())
+
+    def most_rows(self, n_nodes: int, n_entries: int) -> int:
+        """Return how many rows there are: exactly of all nodes, at the most of active ones."""
+        rows = n_nodes * len(self.steps)
+        return rows if self.nodes == "all" else min(rows, n_entries)
+
+    def bytes(self, rows: int, rank: int) -> int:
+        """Return the size of Parquet with so many rows."""
+        return rows * ((4 if self.precision == "single" else 2) * rank + ROW_BYTES[self.nodes])
 
 
-def dense_bytes(n_nodes: int, n_steps: int, rank: int) -> int:
-    """Return the size of Parquet with so many steps."""
-    return n_nodes * n_steps * (4 * rank + 12)
+@dataclass(frozen=True)
+class ActiveTask:
+    """The counting of active nodes at some steps, in a block of nodes."""
+
+    tensor: str
+    start: int
+    stop: int
+    steps: tuple[int, ...]
 
 
-def write_vectors(
-    run: RunFolder, start: int, stop: int, steps: tuple[int, ...], rotated: bool
-) -> dict[str, Any]:
+def count_active(task: ActiveTask) -> int:
+    """Return how many rows the active nodes of a block have at the steps."""
+    block = open_tensor(task.tensor).take_rows(task.start, task.stop)
+    source = np.asarray(block.sources)[block.entry_pairs].astype(np.int64)
+    active = np.unique(source * block.n_steps + np.asarray(block.steps))
+    return int(np.isin(active % block.n_steps, task.steps).sum())
+
+
+def write_vectors(run: RunFolder, start: int, stop: int, dense: Dense, rotated: bool) -> dict[str, Any]:
     """Return the columns of a part: a row per node and step, with the noise of the vector."""
     compact = CompactTrajectory(run.compact, load_rows(run.rotation) if rotated else None)
-    wanted = np.array(steps, dtype=np.int64)
+    wanted = np.array(dense.steps, dtype=np.int64)
     rows = compact.entries(start, stop).project(compact.basis)
     Z = compact.turned(filter_rows(rows, compact.kernel, wanted)).reshape(-1, compact.rank)
-    noise = noise_levels(rows, compact.kernel, wanted)
-    at = pa.array(np.repeat(np.arange(stop - start), len(steps)))
-    ids = {name: column.take(at) for name, column in read_ids(run.staged.nodes, start, stop).items()}
-    return ids | {
-        "step": np.tile(wanted.astype(np.int32), stop - start),
-        "embedding": parquet.vectors(np.ascontiguousarray(Z)),
-        "noise": noise.ravel(),
+    noise = noise_levels(rows, compact.kernel, wanted).ravel()
+    node, at = np.divmod(np.arange(len(Z)), len(wanted))
+    if dense.nodes == "active":
+        kept = np.isin(rows.step, wanted)
+        node, at = rows.node[kept], np.searchsorted(wanted, rows.step[kept])
+        Z, noise = Z[node * len(wanted) + at], noise[node * len(wanted) + at]
+    ids = read_ids(run.staged.nodes, start, stop)
+    return {name: column.take(pa.array(node)) for name, column in ids.items()} | {
+        "step": wanted[at].astype(np.int32),
+        "embedding": parquet.vectors(_rounded(Z) if dense.precision == "half" else np.ascontiguousarray(Z)),
+        "noise": noise,
     }
+
+
+def _rounded(Z: NDArray[np.float32]) -> NDArray[np.float16]:
+    """Return vectors in half precision."""
+    largest, most = float(np.abs(Z).max(initial=0.0)), float(np.finfo(np.float16).max)
+    if largest > most:
+        raise QualityError(
+            "a vector does not fit into half precision",
+            got=f"a number of {largest:.6g}",
+            allowed=f"numbers up to {most:,.0f}",
+            remedy="Nothing was published. Embed again with --dense-precision single, or --pair-weight log.",
+        )
+    return Z.astype(np.float16)

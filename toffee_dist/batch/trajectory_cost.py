@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from toffee_dist.batch.block_cost import find_energy_axes
 from toffee_dist.batch.changes import ENTRY_NUMBERS, SAMPLE, is_watched
-from toffee_dist.batch.trajectory import ENTRY_BYTES, PATTERN_BLOCKS, dense_bytes, dense_steps
+from toffee_dist.batch.trajectory import ENTRY_BYTES, PATTERN_BLOCKS, Dense
 from toffee_dist.kernels.chance import AT_ONCE
 from toffee_dist.kernels.changes import NODE_DIRECTIONS, NODES_AT_ONCE
 from toffee_dist.kernels.filter import BLOCK_NUMBERS, EPOCH_GROWTH, FFT_COST, padded_length
@@ -23,11 +23,6 @@ from toffee_dist.units import show_bytes
 SECONDS_ENTRY = 6e-9
 # Seconds per product of two numbers, in single precision, one thread: 5,000 nodes, 240 steps, rank 64.
 SECONDS_PRODUCT = 1e-11
-
-
-def count_dense(settings: ModelSettings, n_nodes: int, n_steps: int) -> int:
-    """Return how many steps are written as Parquet."""
-    return len(dense_steps(settings.dense, n_nodes, n_steps, settings.rank))
 
 
 def filter_costs(sizes: Sizes, settings: ModelSettings, limits: Limits) -> list[Cost]:
@@ -119,13 +114,22 @@ def watch_costs(sizes: Sizes, settings: ModelSettings, limits: Limits, refreshed
     ]
 
 
-def describe_ways(sizes: Sizes, settings: ModelSettings, costs: Sequence[Cost], als_seconds: float) -> str:
-    """Return what the trajectory takes, beside what it would take by ALS."""
+def describe_ways(
+    sizes: Sizes,
+    settings: ModelSettings,
+    costs: Sequence[Cost],
+    als_seconds: float,
+    dense: Dense,
+    dense_bytes: int,
+) -> str:
+    """Return what the trajectory takes in both forms, beside all of it as Parquet, and the seconds of ALS."""
     n, T, rank = sizes.n_nodes, sizes.n_steps, settings.rank
-    written = count_dense(settings, n, T)
+    of = " of active nodes" if dense.nodes == "active" else ""
+    of += " in half precision" if dense.precision == "half" else ""
+    everything = Dense(tuple(range(T))).bytes(n * T, rank)
     return (
         f"trajectory by the filter: about {sum(cost.seconds for cost in costs):,.1f} seconds (by als: up to "
         f"{als_seconds:,.0f}); {show_bytes(compact_bytes(n, sizes.n_entries, T, rank))} in its compact form, "
-        f"{written:,} of {T:,} steps as Parquet: {show_bytes(dense_bytes(n, written, rank))} "
-        f"(all: {show_bytes(dense_bytes(n, T, rank))})"
+        f"{len(dense.steps):,} of {T:,} steps{of} as Parquet: {show_bytes(dense_bytes)} at the most "
+        f"(all nodes and steps in single precision: {show_bytes(everything)})"
     )

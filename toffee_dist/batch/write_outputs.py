@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from toffee_dist.batch.trajectory import write_vectors
+from toffee_dist.batch.trajectory import ActiveTask, Dense, count_active, write_vectors
 from toffee_dist.kernels.solvers.base import Tall, times
 from toffee_dist.kernels.spectrum import count_freqs, inverse_transform, node_energies
 from toffee_dist.storage import parquet
@@ -53,8 +53,8 @@ class PartTask:
         Of a trajectory: the paper's A_k·R_k instead of the common basis.
     rotated
         Whether vectors are turned by the rotation of the run, which must be there.
-    steps
-        Of a filtered trajectory: the steps that are written.
+    dense
+        Of a filtered trajectory: what is written.
     space_id
         The space that its vectors are in.
     lists
@@ -70,7 +70,7 @@ class PartTask:
     zero: ZeroSlice | None = None
     raw: bool = False
     rotated: bool = False
-    steps: tuple[int, ...] = ()
+    dense: Dense | None = None
     space_id: str = ""
     lists: bool = False
 
@@ -91,16 +91,20 @@ class PartTask:
 
     def check(self, n_steps: int, bipartite: bool) -> CheckTask:
         """Return the task that reads the part back."""
+        active = None
         columns = ["node_id", *(["space"] if bipartite else []), *COLUMNS[self.output]]
         if self.zero is not None and not self.zero.fitted:
             columns.remove("residual")
         each = {"trajectory": n_steps, "factors/A_time": n_steps, "factors/A_freq": len(self.freqs)}
-        if self.steps:
-            each["trajectory"] = len(self.steps)
+        if self.dense is not None:
+            each["trajectory"] = len(self.dense.steps)
             columns.append("noise")
+            if self.dense.nodes == "active":
+                tensor = str(self.folder.staged.tensor)
+                active = ActiveTask(tensor, self.start, self.stop, self.dense.steps)
         columns.append(SPACE_COLUMN)
         rows = (self.stop - self.start) * each.get(self.output, 1)
-        return CheckTask(str(self.path), rows, tuple(columns))
+        return CheckTask(str(self.path), rows, tuple(columns), active)
 
 
 def write_part(task: PartTask) -> int:
@@ -195,8 +199,8 @@ def _repeated(task: PartTask, times_each: int) -> dict[str, pa.Array]:
 
 def _trajectory(task: PartTask) -> dict[str, Any]:
     """One vector per node and step: filtered, or from slices."""
-    if task.steps:
-        return write_vectors(task.folder, task.start, task.stop, task.steps, task.rotated)
+    if task.dense is not None:
+        return write_vectors(task.folder, task.start, task.stop, task.dense, task.rotated)
     return _over_time(task)
 
 
@@ -227,16 +231,18 @@ def freqs_of(output: OutputFolder, chosen: tuple[int, ...], n_steps: int) -> tup
 
 @dataclass(frozen=True)
 class CheckTask:
-    """The reading back of one part."""
+    """The reading back of one part, which has so many rows, or those that are active."""
 
     path: str
     rows: int
     columns: tuple[str, ...]
+    active: ActiveTask | None = None
 
 
 def check_part(task: CheckTask) -> FileSeal:
     """Raise unless a part is whole and finite, as it is on the disk; return its seal."""
     path = to_path(task.path)
     seal = seal_file(path)
-    parquet.check_parquet(path, task.rows, list(task.columns))
+    rows = task.rows if task.active is None else count_active(task.active)
+    parquet.check_parquet(path, rows, list(task.columns))
     return seal

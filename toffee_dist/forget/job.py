@@ -206,7 +206,7 @@ def write_version(
     manifest = old.read_manifest()
     erasing = Erasing(names, find_rows(old, names))
     erased: dict[str, int] = {}
-    compact = False
+    compact, active = False, getattr(manifest.config, "dense_nodes", "all") == "active"
     for file in sorted(old.result_files("*")):
         name = file.relative_to(old.path).as_posix()
         to = new.path / _renamed(name, mapping)
@@ -214,7 +214,8 @@ def write_version(
         if name.startswith("compact/"):
             compact = True
         elif name.endswith(".parquet"):
-            erased[name] = rewrite.rewrite_table(file, to, erasing)
+            remove = active and name.startswith("trajectory/")
+            erased[name] = rewrite.rewrite_table(file, to, erasing, remove=remove)
         elif name == old.changes.name:
             erased[name] = rewrite.rewrite_changes(file, to, erasing)
         elif name.endswith(".json"):

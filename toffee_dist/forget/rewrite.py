@@ -83,8 +83,18 @@ def find_rows(run: RunFolder, names: Mapping[str, tuple[str, int]]) -> NDArray[n
     return np.concatenate(rows)
 
 
-def rewrite_table(path: Path, to: Path, erasing: Erasing) -> int:
-    """Write a table without what it says of some nodes; return how many rows that were, 0: it is linked."""
+def rewrite_table(path: Path, to: Path, erasing: Erasing, *, remove: bool = False) -> int:
+    """Write a table without what it says of some nodes; return how many rows that were, 0: it is linked.
+
+    Parameters
+    ----------
+    path, to
+        The table, and where it goes.
+    erasing
+        The nodes.
+    remove
+        Whether their rows go too: where a node has rows for some steps only, these tell when it was active.
+    """
     with parquet.reading(path), parquet.open_parquet(path) as file:
         key = next((name for name in IDS if name in file.schema_arrow.names), None)
         if key is None or not _names_any(file, key, erasing):
@@ -106,7 +116,8 @@ def rewrite_table(path: Path, to: Path, erasing: Erasing) -> int:
                     else erase(column, found, nothing=name in NO_ZERO)
                     for name, column in zip(batch.schema.names, batch.columns, strict=True)
                 }
-                yield pa.table(columns, schema=file.schema_arrow)
+                table = pa.table(columns, schema=file.schema_arrow)
+                yield table.filter(pa.array(~found)) if remove else table
 
         parquet.write_stream(to, tables())
     return erased

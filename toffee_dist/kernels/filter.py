@@ -41,6 +41,8 @@ FFT_COST, LAG_COST = 0.23, 2.8
 # Nanoseconds per direction and step: of an active (node, step) in a sparse product, and of any in a dense
 # one; measured on the same graphs in single precision: 1.1 to 1.3, and .021 to .024.
 SPARSE_COST, DENSE_COST = 1.2, 0.022
+# Nanoseconds per direction and number of H, which both products need: what decides for one node.
+MATRIX_COST = 16.0
 # Up to this many steps are made one by one.
 FEW_STEPS = 4
 # The causal gains are learnt again when the past has grown by this share. They then never change.
@@ -130,8 +132,11 @@ class NodeEntries:
             np.asarray(block.values, dtype=np.float64),
         )
 
-    def project(self, take: Callable[[Ints], Tall]) -> ActiveRows:
-        """Multiply them by a basis, of which `take` gives the rows of some targets."""
+    def project(self, take: Callable[[Ints], Tall], *, noise: bool = True) -> ActiveRows:
+        """Multiply them by a basis, of which `take` gives the rows of some targets.
+
+        Vectors alone need no noise: without it, which takes as long as they do, it has no columns.
+        """
         targets, column = np.unique(self.target, return_inverse=True)
         V = np.asarray(take(targets))
         active, row = np.unique(self.node.astype(np.int64) * self.n_steps + self.step, return_inverse=True)
@@ -141,9 +146,9 @@ class NodeEntries:
         y = sp.csr_matrix((value.astype(V.dtype), column, starts), shape=shape, copy=False) @ V
         # Squares of what single precision holds need double.
         squares = sp.csr_matrix((np.square(value), column, starts), shape=shape, copy=False)
-        noise = np.asarray(squares @ np.square(V, dtype=np.float64))
+        levels = np.asarray(squares @ np.square(V[:, slice(None if noise else 0)], dtype=np.float64))
         node, step = np.divmod(active, self.n_steps)
-        return ActiveRows(self.n_nodes, self.n_steps, node, step, np.asarray(y), noise)
+        return ActiveRows(self.n_nodes, self.n_steps, node, step, np.asarray(y), levels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -496,9 +501,10 @@ def filter_rows(rows: ActiveRows, kernel: TimeKernel, steps: Ints) -> NDArray[An
             out[present, at] = np.add.reduceat(rows.values * weights[rows.step], starts, axis=0)
         return out
     length = padded_length(T)
+    matrix = MATRIX_COST * T * asked
     costs = {
-        "sparse": SPARSE_COST * active * asked,
-        "dense": DENSE_COST * len(present) * T * asked,
+        "sparse": SPARSE_COST * active * asked + matrix,
+        "dense": DENSE_COST * len(present) * T * asked + matrix,
         "fft": np.inf if kernel.causal else 3 * FFT_COST * len(present) * length * np.log2(max(length, 2)),
     }
     how = min(costs, key=lambda name: costs[name])

@@ -10,6 +10,7 @@ from typing import Any
 
 from toffee_dist.errors import InputError
 from toffee_dist.refresh.warm import COLD
+from toffee_dist.storage.compact import HEADER
 from toffee_dist.storage.files import passes_link, remove_file
 from toffee_dist.storage.forgotten import check_no_erasure
 from toffee_dist.storage.lock import hold_lock
@@ -101,7 +102,8 @@ def roll_back(out: Path, to: str | None = None) -> RunFolder:
         run = get_run(out, name)
         manifest = run.read_manifest()
         for output in manifest.outputs:
-            if not run.parts(output):
+            compact = output == "trajectory" and (run.compact / HEADER).exists()
+            if not (compact or run.parts(output)):
                 raise InputError(
                     f"run {name} is not whole",
                     got=f"nothing in {output}",

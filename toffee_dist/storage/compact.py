@@ -256,17 +256,18 @@ class CompactTrajectory:
             out[low:high] = rows
         return out
 
-    def rows(self, start: int, stop: int) -> ActiveRows:
+    def rows(self, start: int, stop: int, *, noise: bool = True) -> ActiveRows:
         """Return y of the nodes [start, stop) where they are active, in double.
 
         One node, one step and all of them are summed in different orders: rounded to single precision at the
         end, they agree.
         """
-        return self.entries(start, stop).project(lambda targets: self.basis(targets).astype(np.float64))
+        entries = self.entries(start, stop)
+        return entries.project(lambda targets: self.basis(targets).astype(np.float64), noise=noise)
 
     def read(self, start: int, stop: int, steps: Ints) -> NDArray[np.float32]:
         """Return the vectors of the nodes [start, stop) at some steps, (nodes, steps, r)."""
-        return self.turned(filter_rows(self.rows(start, stop), self.kernel, steps))
+        return self.turned(filter_rows(self.rows(start, stop, noise=False), self.kernel, steps))
 
     def turned(self, Z: NDArray[Any]) -> NDArray[np.float32]:
         """Return vectors in the axes of the run."""
@@ -279,7 +280,8 @@ class CompactTrajectory:
         size = self.nodes_at_once(len(steps))
         for start in range(0, len(wanted), size):
             part = wanted[start : start + size]
-            rows = self._entries_of(part).project(lambda targets: self.basis(targets).astype(np.float64))
+            entries = self._entries_of(part)
+            rows = entries.project(lambda targets: self.basis(targets).astype(np.float64), noise=False)
             out[start : start + size] = self.turned(filter_rows(rows, self.kernel, steps))
         return out[where]
 

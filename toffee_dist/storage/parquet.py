@@ -282,7 +282,8 @@ def open_rows(path: Path, size: int | None = None) -> Iterator[OpenRows]:
 def read_schema(path: Path) -> pl.Schema:
     """Return the names and types of the columns of one file."""
     with open_parquet(path) as file:
-        return to_polars(file.schema_arrow.empty_table()).schema
+        # Not empty_table(), which imports pandas where there is one: a quarter of a second of a question.
+        return to_polars(pa.Table.from_batches([], file.schema_arrow)).schema
 
 
 def read_batches(
@@ -327,15 +328,27 @@ def _to_frame(batch: pa.RecordBatch, schema: pa.Schema) -> pl.DataFrame:
             texts = pl.Series(name, column.dictionary, dtype=pl.String)
             columns.append(texts.gather(pl.Series(column.indices)))
         else:
-            columns.append(pl.Series(name, column))
+            columns.append(pl.Series(name, _to_single(column)))
     return pl.DataFrame(columns)
 
 
 def to_polars(table: pa.Table) -> pl.DataFrame:
     """Return a table as a frame."""
-    found = pl.from_arrow(table)
+    found = pl.from_arrow(
+        pa.Table.from_arrays([_to_single(column) for column in table.columns], table.column_names)
+    )
     assert isinstance(found, pl.DataFrame)
     return found
+
+
+def _to_single(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Return vectors in half precision in single: polars 1.20 panics over them."""
+    kind = column.type
+    if not (is_vector(kind) and pa.types.is_float16(kind.value_type)):
+        return column
+    if pa.types.is_fixed_size_list(kind):
+        return column.cast(pa.list_(pa.float32(), kind.list_size))
+    return column.cast((pa.list_ if pa.types.is_list(kind) else pa.large_list)(pa.float32()))
 
 
 def list_columns(schema: pa.Schema) -> list[pa.Field]:
@@ -359,7 +372,8 @@ def take_rows(path: Path, rows: NDArray[np.int64], columns: list[str]) -> pa.Tab
             if len(own):
                 group = file.read_row_group(number, columns=columns)
                 group.validate(full=True)
-                parts.append(group.take(pa.array(own - at)))
+                # Not pa.array, which imports pandas too.
+                parts.append(group.take(pl.Series(own - at).to_arrow()))
             at = stop
     return pa.concat_tables(parts)
 
