@@ -16,8 +16,8 @@ from toffee_dist import TemporalTensor
 from toffee_dist.kernels import filter as filtering
 from toffee_dist.kernels.filter import (
     PairFilter,
+    Span,
     block_energies,
-    epochs,
     filter_rows,
     gains,
     learn_kernel,
@@ -59,7 +59,7 @@ def test_two_sided_filter_is_its_slow_twin(rows: Events, strength: float) -> Non
 def test_causal_filter_is_its_slow_twin(rows: Events) -> None:
     tensor, V, T = rows.tensor(entry="count", pair_weight="raw"), basis(rows.n_nodes, 2), rows.n_steps
     X = dense(tensor)
-    y, moments = naive.rows_in_time(X, V), epochs(T, causal=True)
+    y, moments = naive.rows_in_time(X, V), Span(T).epochs(causal=True)
     expected = np.zeros_like(y)
     for t in range(T):
         moment = max(at for at in moments if at <= t + 1)

@@ -23,6 +23,7 @@ from toffee_dist.batch import seal as sealing
 from toffee_dist.batch.blocks import find_bounds
 from toffee_dist.batch.chain import NO_CHAIN, Chain
 from toffee_dist.batch.job import Job, Outcome, free_bytes, open_job
+from toffee_dist.batch.past import Past
 from toffee_dist.batch.plan import Shape, batch_freqs, iter_parts, make_plan, part_rows, wanted_parts
 from toffee_dist.batch.write_outputs import CheckTask, PartTask, freqs_of
 from toffee_dist.cluster.client import check_mode, count_cores
@@ -69,7 +70,7 @@ def run_job(job: Job, chain: Chain = NO_CHAIN) -> Outcome:
     find_spaces(job, chain)
     chosen = choose_frequencies(job)
     solve_others(job, chosen, chain.starts(job))
-    filter_in_time(job)
+    filter_in_time(job, chain.past)
     watch_changes(job, chain)
     parts = write_parts(job, zero, chosen, chain.rotated)
     check_parts(job, parts)
@@ -304,7 +305,7 @@ def find_spaces(job: Job, chain: Chain) -> None:
     """Name the spaces that the vectors are in, by what they are made of or by what they follow."""
     [tensor] = job.map("space", digest_tensor, [str(job.run.staged.tensor)])
     outputs = wanted_parts(job.config, job.shape.directed)
-    job.spaces = make_spaces(job.config, outputs, tensor, chain.space())
+    job.spaces = make_spaces(job.config, outputs, tensor, chain.space(), chain.past.space_id)
 
 
 def choose_frequencies(job: Job) -> tuple[int, ...]:
@@ -337,7 +338,7 @@ def choose_frequencies(job: Job) -> tuple[int, ...]:
     return freqs
 
 
-def filter_in_time(job: Job) -> None:
+def filter_in_time(job: Job, past: Past) -> None:
     """Leave the trajectory in its compact form: entries, basis and kernels; unless it comes from slices."""
     config, run = job.config, job.run
     if "trajectory" not in config.outputs or not config.filtered:
@@ -350,18 +351,19 @@ def filter_in_time(job: Job) -> None:
                 job.add_passes(energy.solve_in_blocks(run_tasks, axes, job.bounds))
         else:
             job.map("energy basis", energy.write_basis, [axes])
-    cut = trajectory.CutTask(str(run.staged.tensor), config.rank, job.limits.part_bytes)
+    cut = trajectory.CutTask(str(run.path), config.rank, job.limits.part_bytes, past)
     [cuts] = job.map("cut", trajectory.cut_blocks, [cut])
     blocks = [
-        trajectory.BlockTask(str(run.path), index, start, stop, config.basis, config.causal)
+        trajectory.BlockTask(str(run.path), index, start, stop, config.basis, config.causal, past)
         for index, (start, stop) in enumerate(pairwise(cuts))
     ]
     job.map("filter", trajectory.write_block, blocks)
     space = job.spaces.outputs["trajectory"]
-    kernel = trajectory.KernelTask(str(run.path), cuts, config.causal, config.denoise, space)
+    kernel = trajectory.KernelTask(str(run.path), cuts, config.causal, config.denoise, space, past)
     [record] = job.map("kernel", trajectory.learn_kernels, [kernel])
-    job.outcome.figures["movement_kept"] = record.kept
-    job.progress.say(f"trajectory: {record.kept:.1%} of the movement stands out of the noise")
+    if record.kept is not None:
+        job.outcome.figures["movement_kept"] = record.kept
+        job.progress.say(f"trajectory: {record.kept:.1%} of the movement stands out of the noise")
 
 
 def watch_changes(job: Job, chain: Chain) -> None:
@@ -370,7 +372,7 @@ def watch_changes(job: Job, chain: Chain) -> None:
     if not changes.is_watched(config, chain.following is not None):
         return
     job.map("watch", changes.write_watch, [changes.WatchTask(str(run.path), config.seed)])
-    cut = trajectory.CutTask(str(run.staged.tensor), changes.ENTRY_NUMBERS, job.limits.part_bytes)
+    cut = trajectory.CutTask(str(run.path), changes.ENTRY_NUMBERS, job.limits.part_bytes)
     [cuts] = job.map("cut", trajectory.cut_blocks, [cut])
     blocks = [
         changes.WatchBlockTask(str(run.path), index, start, stop)

@@ -4,13 +4,13 @@
     kernel   the sum of all energies, in the order of blocks → gains → one kernel per direction
     parts    compact form and kernel → vectors of the steps that are asked for, as Parquet
 
-They need the staged tensor and the basis V, by rows. Block boundaries depend on the tensor and the limits
-only.
+They need the staged tensor and the basis V, by rows, and what a causal chain goes on from (`batch.past`).
+Block boundaries depend on entries and limits only.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,15 @@ import numpy as np
 import pyarrow as pa
 
 from toffee_dist.batch.energy import ENERGY
+from toffee_dist.batch.past import NO_PAST, Past
 from toffee_dist.kernels.filter import (
-    ActiveRows,
     Energies,
+    NodeEntries,
     TimeKernel,
     add_energies,
     epoch_energies,
-    epochs,
-    filter_rows,
     gains,
-    noise_levels,
     padded_length,
-    project_rows,
 )
 from toffee_dist.settings import Basis, parse_dense
 from toffee_dist.storage import parquet
@@ -41,6 +38,7 @@ from toffee_dist.storage.compact import (
     write_kernel,
 )
 from toffee_dist.storage.files import save_array
+from toffee_dist.storage.paths import to_path
 from toffee_dist.storage.registry import read_ids
 from toffee_dist.storage.runs import RunFolder
 from toffee_dist.storage.slices import (
@@ -51,7 +49,7 @@ from toffee_dist.storage.slices import (
     slice_name,
     write_sealed,
 )
-from toffee_dist.storage.tensors import open_tensor
+from toffee_dist.storage.tensors import open_tensor, read_kind
 
 # Without an answer to --dense: Parquet of all steps up to this size.
 DENSE_BYTES = 256 * 2**20
@@ -59,8 +57,10 @@ DENSE_BYTES = 256 * 2**20
 ENTRY_BYTES = 4 + 4 + 3 * 8
 
 
-def basis_path(run: RunFolder, basis: Basis) -> Path:
+def basis_path(run: RunFolder, basis: Basis, past: Past = NO_PAST) -> Path:
     """Return where the basis of the trajectory is."""
+    if past.basis:
+        return to_path(past.basis)
     return array_path(run.slices, "V", slice_name(0) if basis == "sum" else ENERGY)
 
 
@@ -68,16 +68,19 @@ def basis_path(run: RunFolder, basis: Basis) -> Path:
 class CutTask:
     """Where the blocks begin, so that each has about as many entries as its task may hold."""
 
-    tensor: str
+    run: str
     rank: int
     block_bytes: int
+    past: Past = NO_PAST
 
 
 def cut_blocks(task: CutTask) -> tuple[int, ...]:
     """Return the first node of every block, and the number of nodes."""
-    tensor = open_tensor(task.tensor)
+    run = RunFolder.at(task.run)
+    tensor = open_tensor(run.staged.tensor)
     most = max(1, task.block_bytes // (ENTRY_BYTES * task.rank))
-    before = np.asarray(tensor.tube_ptr)[np.asarray(tensor.indptr)]
+    before = np.asarray(tensor.tube_ptr)[np.asarray(tensor.indptr)].astype(np.int64)
+    before[1:] += np.cumsum(task.past.count(tensor.n_nodes, run))
     cuts = np.searchsorted(before, np.arange(0, int(before[-1]) + most, most))
     return tuple(
         int(cut) for cut in np.unique(np.append(np.minimum(cuts, tensor.n_nodes), [0, tensor.n_nodes]))
@@ -98,6 +101,8 @@ class BlockTask:
         Which basis, which must be there.
     causal
         Whether energies are also taken of every past.
+    past
+        What the trajectory goes on from.
     """
 
     run: str
@@ -106,6 +111,7 @@ class BlockTask:
     stop: int
     basis: Basis
     causal: bool
+    past: Past = NO_PAST
 
     @property
     def name(self) -> str:
@@ -120,21 +126,26 @@ def write_block(task: BlockTask) -> None:
         run.compact, task.index
     ):
         return
-    V = open_array(basis_path(run, task.basis))
+    V = open_array(basis_path(run, task.basis, task.past))
     block = open_tensor(run.staged.tensor).take_rows(task.start, task.stop)
-    write_entries(run.compact, task.index, block, np.asarray(V[task.start : task.stop], dtype=np.float32))
-    found = epoch_energies(project_rows(block, V), task.causal)
-    values = np.asarray(block.values, dtype=np.float64)[:, None]
-    tubes = ActiveRows(
-        block.n_pairs, block.n_steps, block.entry_pairs, np.asarray(block.steps), values, np.square(values)
-    )
-    pairs = epoch_energies(tubes, task.causal)
-    signal = np.concatenate([np.hstack([a.signal, b.signal]) for a, b in zip(found, pairs, strict=True)])
-    noise = np.stack([np.append(a.noise, b.noise) for a, b in zip(found, pairs, strict=True)])
-    activity = np.bincount(np.asarray(block.steps), minlength=block.n_steps)
+    entries = task.past.join(NodeEntries.of(block), task.start, task.stop, run)
+    write_entries(run.compact, task.index, entries, np.asarray(V[task.start : task.stop], dtype=np.float32))
+    span = task.past.span(block.n_steps)
+    rows = entries.project(lambda targets: V[targets])
+    found, pairs = (epoch_energies(each, span, task.causal) for each in (rows, entries.pairs()))
+    # Without an epoch among the new steps of a chain, nothing is learnt.
+    signal, noise = [np.empty((0, rows.rank + 1))], [np.empty((0, rows.rank + 1))]
+    for a, b in zip(found, pairs, strict=True):
+        signal.append(np.hstack([a.signal, b.signal]))
+        noise.append(np.append(a.noise, b.noise)[None])
+    activity = np.bincount(entries.step, minlength=entries.n_steps)
     seals = {
         name: save_array(array_path(run.slices, name, task.name), array, durable=False)
-        for name, array in (("signal", signal), ("noise", noise), ("activity", activity))
+        for name, array in (
+            ("signal", np.concatenate(signal)),
+            ("noise", np.concatenate(noise)),
+            ("activity", activity),
+        )
     }
     write_sealed(run.slices, task.name, {"report": {}}, seals)
 
@@ -148,23 +159,27 @@ class KernelTask:
     causal: bool
     strength: float
     space_id: str
+    past: Past = NO_PAST
 
 
 @dataclass(frozen=True)
 class KernelRecord:
-    """How much of the movement is kept: the share of energy above the mean that the gains let through."""
+    """How much of the movement is kept: the share of energy above the mean that the gains let through.
 
-    kept: float
+    None where no gains were learnt: those of the chain serve on.
+    """
+
+    kept: float | None
 
 
 def learn_kernels(task: KernelTask) -> KernelRecord:
     """Add the energies of all blocks in their order, and leave the kernels."""
     run = RunFolder.at(task.run)
-    tensor = open_tensor(run.staged.tensor)
-    total: list[Energies] = []
-    lengths = [padded_length(at) // 2 + 1 for at in epochs(tensor.n_steps, task.causal)]
-    edges = np.concatenate([[0], np.cumsum(lengths)])
-    activity = np.zeros(tensor.n_steps, dtype=np.int64)
+    directed, n_steps = read_kind(run.staged.tensor)
+    span, total = task.past.span(n_steps), list[Energies]()
+    pasts = [span.past(moment) for moment in span.epochs(task.causal)]
+    edges = np.cumsum([0, *(padded_length(stop - start) // 2 + 1 for start, stop in pasts)])
+    activity = np.zeros(span.n_steps, dtype=np.int64)
     for index in range(len(task.cuts) - 1):
         signal, noise, own = (
             load_rows(array_path(run.slices, name, f"block-{index:05d}"))
@@ -173,24 +188,17 @@ def learn_kernels(task: KernelTask) -> KernelRecord:
         activity += own
         parts = [Energies(signal[a:b], row) for a, b, row in zip(edges[:-1], edges[1:], noise, strict=True)]
         total = add_energies(total, parts)
+    if not (run.compact / HEADER).exists():
+        both = TimeKernel.learn(total, span, task.causal, task.strength, task.past.kernel())
+        kernel, pairs = (replace(both, lags=both.lags[:, :, part]) for part in (slice(-1), slice(-1, None)))
+        write_kernel(
+            run.compact, kernel, pairs, activity, task.cuts, directed=directed, space_id=task.space_id
+        )
+    if not total:
+        return KernelRecord(None)
     last = total[-1]
     passed = np.square(gains(last, task.strength)[:, :-1]) * last.signal[:, :-1]
     everything = float(last.signal[:, :-1].sum())
-    if not (run.compact / HEADER).exists():
-        both = TimeKernel.learn(total, tensor.n_steps, task.causal, task.strength)
-        kernel, pairs = (
-            TimeKernel(both.lags[:, :, part], both.epochs, both.causal)
-            for part in (slice(-1), slice(-1, None))
-        )
-        write_kernel(
-            run.compact,
-            kernel,
-            pairs,
-            activity,
-            task.cuts,
-            directed=tensor.directed,
-            space_id=task.space_id,
-        )
     return KernelRecord(float(passed.sum()) / everything if everything > 0 else 0.0)
 
 
@@ -226,8 +234,8 @@ def write_vectors(
     compact = CompactTrajectory(run.compact, load_rows(run.rotation) if rotated else None)
     wanted = np.array(steps, dtype=np.int64)
     rows = compact.entries(start, stop).project(compact.basis)
-    Z = compact.turned(filter_rows(rows, compact.kernel, wanted)).reshape(-1, compact.rank)
-    noise = noise_levels(rows, compact.kernel, wanted)
+    Z = compact.filtered(rows, wanted).reshape(-1, compact.rank)
+    noise = compact.noise_of(rows, wanted)
     at = pa.array(np.repeat(np.arange(stop - start), len(steps)))
     ids = {name: column.take(at) for name, column in read_ids(run.staged.nodes, start, stop).items()}
     return ids | {

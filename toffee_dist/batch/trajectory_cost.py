@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from toffee_dist.batch.block_cost import find_energy_axes
 from toffee_dist.batch.changes import ENTRY_NUMBERS, SAMPLE, is_watched
@@ -27,9 +28,17 @@ def count_dense(settings: ModelSettings, n_nodes: int, n_steps: int) -> int:
     return len(dense_steps(settings.dense, n_nodes, n_steps, settings.rank))
 
 
-def filter_costs(sizes: Sizes, settings: ModelSettings, limits: Limits) -> list[Cost]:
+def in_chain(sizes: Sizes, settings: ModelSettings, refreshed: bool) -> Sizes:
+    """Return the sizes of what a trajectory keeps: a causal chain has the entries of up to two windows."""
+    if not (refreshed and settings.causal):
+        return sizes
+    return replace(sizes, n_steps=2 * sizes.n_steps, n_entries=2 * sizes.n_entries)
+
+
+def filter_costs(sizes: Sizes, settings: ModelSettings, limits: Limits, refreshed: bool) -> list[Cost]:
     """Return the maps of a filtered trajectory, without its Parquet."""
-    n, T, entries, rank = sizes.n_nodes, sizes.n_steps, sizes.n_entries, settings.rank
+    T, sizes = sizes.n_steps, in_chain(sizes, settings, refreshed)
+    n, entries, rank = sizes.n_nodes, sizes.n_entries, settings.rank
     found = []
     if settings.basis == "energy":
         cost = find_energy_axes(sizes, min(rank, n), 4 if settings.precision == "single" else 8, limits)
@@ -62,7 +71,7 @@ def filter_costs(sizes: Sizes, settings: ModelSettings, limits: Limits) -> list[
             + 24 * min(BLOCK_NUMBERS, n * length)
             + 3 * energies,
             SECONDS_ENTRY * entries * rank + transform,
-            compact_bytes(n, entries, T, rank) + blocks * energies,
+            compact_bytes(n, entries, sizes.n_steps, rank) + blocks * energies,
         )
     )
     why = "one kernel in time per direction, from all energies"
@@ -103,13 +112,16 @@ def watch_costs(sizes: Sizes, settings: ModelSettings, limits: Limits, refreshed
     ]
 
 
-def describe_ways(sizes: Sizes, settings: ModelSettings, costs: Sequence[Cost], als_seconds: float) -> str:
+def describe_ways(
+    sizes: Sizes, settings: ModelSettings, costs: Sequence[Cost], als_seconds: float, refreshed: bool
+) -> str:
     """Return what the trajectory takes, beside what it would take by ALS."""
-    n, T, rank = sizes.n_nodes, sizes.n_steps, settings.rank
+    n, T, rank, kept = sizes.n_nodes, sizes.n_steps, settings.rank, in_chain(sizes, settings, refreshed)
+    compact = compact_bytes(n, kept.n_entries, kept.n_steps, rank)
     written = count_dense(settings, n, T)
     return (
         f"trajectory by the filter: about {sum(cost.seconds for cost in costs):,.1f} seconds (by als: up to "
-        f"{als_seconds:,.0f}); {show_bytes(compact_bytes(n, sizes.n_entries, T, rank))} in its compact form, "
+        f"{als_seconds:,.0f}); {show_bytes(compact)} in its compact form, "
         f"{written:,} of {T:,} steps as Parquet: {show_bytes(dense_bytes(n, written, rank))} "
         f"(all: {show_bytes(dense_bytes(n, T, rank))})"
     )
