@@ -1,8 +1,8 @@
 """Causal trajectories: what a refresh appends to, and the rows of new nodes in the basis of the chain.
 
-The basis of a causal chain is fixed, row by row: V_j is that of the refresh at which node j first was a
-target. A new row is that of the run's own basis, mapped onto the chain's by least squares over the nodes that
-both have:
+A row of the basis of a causal chain is fixed as long as the trajectory has a link to its node: no vector of
+the chain needs any other. All others, those of new nodes and of nodes that were sources only, are rows of the
+run's own basis, mapped onto the chain's by least squares over the fixed ones:
 
     V_chain(j) = V_now(j) M,    M = argmin Σ_i ‖V_now(i) M − V_chain(i)‖² = G⁺ C,    G = Σ v_iᵀ v_i
 
@@ -33,8 +33,8 @@ from toffee_dist.storage.runs import RunFolder
 from toffee_dist.storage.slices import load_rows
 from toffee_dist.tensor import Floats
 
-# Beside the numbers per node: the basis of the chain, who was a target before, and M.
-BASIS, TARGETS, MAP = "chain_basis", "chain_targets", "chain_map"
+# Beside the numbers per node: the basis of the chain, which of its rows are fixed, and M.
+BASIS, FIXED, MAP = "chain_basis", "chain_fixed", "chain_map"
 # Rows that are multiplied at once.
 ROWS = 1 << 15
 # Single precision: below this share of the largest, an eigenvalue of G is rounding.
@@ -125,29 +125,29 @@ class BasisTask:
         """The trajectory of the previous run."""
         return Past(run=self.previous).compact
 
-    def read(self, start: int, stop: int) -> tuple[Floats, NDArray[np.float32]]:
-        """Return rows of the run's own basis, and those of the chain that there are, in their order."""
-        rows = self.earlier.rows(start, stop)
+    def read(self, start: int, stop: int) -> tuple[Floats, NDArray[np.float32], NDArray[np.bool_]]:
+        """Return rows of the run's own basis, those that the chain has, and which of these are fixed."""
         now = load_rows(basis_path(self.folder, "sum"), start, stop).astype(np.float64)
-        return now, self.compact.basis(rows)
+        chain = self.compact.basis(self.earlier.rows(start, stop))
+        return now, chain, load_rows(self.folder.node_stat(FIXED), start, start + len(chain))
 
 
-def find_targets(task: BasisTask) -> None:
-    """Leave which nodes are targets of links that the previous run has: their rows must not change."""
-    found = np.zeros(task.bounds[-1], dtype=bool)
-    earlier = task.earlier
-    found[: earlier.shared] = task.compact.targets()[earlier.rows(0, len(found))]
-    save_array(task.folder.node_stat(TARGETS), found, durable=False)
+def find_fixed(task: BasisTask) -> None:
+    """Leave which rows of the basis are fixed: those of nodes that the trajectory has a link to."""
+    found, earlier = np.zeros(task.bounds[-1], dtype=bool), task.earlier
+    rows = earlier.rows(0, len(found))
+    found[: len(rows)] = task.compact.targets()[rows]
+    save_array(task.folder.node_stat(FIXED), found, durable=False)
 
 
 @dataclass(frozen=True, eq=False)
 class BasisSums:
-    """G and C of a block, how many nodes they are of, and how many the chain has a row of."""
+    """G and C of a block, how many nodes they are of, and how many rows are fixed."""
 
     G: Floats
     C: Floats
     nodes: int
-    known: int
+    fixed: int
 
 
 def add_up_block(task: BasisTask) -> BasisSums | None:
@@ -156,16 +156,15 @@ def add_up_block(task: BasisTask) -> BasisSums | None:
     stop = min(stop, task.earlier.shared)
     total: BasisSums | None = None
     for first in range(start, stop, ROWS):
-        now, chain = task.read(first, min(first + ROWS, stop))
-        known = chain.any(axis=1)
-        X, Y = now[known], chain[known].astype(np.float64)
-        own = BasisSums(X.T @ X, X.T @ Y, int(X.any(axis=1).sum()), int(known.sum()))
+        now, chain, fixed = task.read(first, min(first + ROWS, stop))
+        X, Y = now[fixed], chain[fixed].astype(np.float64)
+        own = BasisSums(X.T @ X, X.T @ Y, int(X.any(axis=1).sum()), len(X))
         total = own if total is None else _add(total, own)
     return total
 
 
 def _add(a: BasisSums, b: BasisSums) -> BasisSums:
-    return BasisSums(a.G + b.G, a.C + b.C, a.nodes + b.nodes, a.known + b.known)
+    return BasisSums(a.G + b.G, a.C + b.C, a.nodes + b.nodes, a.fixed + b.fixed)
 
 
 def write_map(run: RunFolder, rank: int, parts: Sequence[BasisSums | None]) -> bool:
@@ -174,7 +173,7 @@ def write_map(run: RunFolder, rank: int, parts: Sequence[BasisSums | None]) -> b
     for part in parts:
         if part is not None:
             total = part if total is None else _add(total, part)
-    if total is None or total.nodes < max(1, min(rank, total.known)):
+    if total is None or total.nodes < max(1, min(rank, total.fixed)):
         return False
     # The small matrix decides the bytes of new rows: one thread, as in the workers.
     with threadpool_limits(1, user_api="blas"):
@@ -184,15 +183,13 @@ def write_map(run: RunFolder, rank: int, parts: Sequence[BasisSums | None]) -> b
 
 
 def write_rows(task: BasisTask) -> None:
-    """Leave the rows of a block in the basis of the chain: as they were, and new ones mapped onto it."""
+    """Leave the rows of a block in the basis of the chain: fixed ones as they are, others mapped onto it."""
     run, (start, stop) = task.folder, task.rows
-    fixed, M = load_rows(run.node_stat(TARGETS), start, stop), load_rows(run.node_stat(MAP))
+    M = load_rows(run.node_stat(MAP))
     out = np.empty((stop - start, len(M)), dtype=np.float32)
     for first in range(start, stop, ROWS):
-        last = min(first + ROWS, stop)
-        now, chain = task.read(first, last)
-        own = out[first - start : last - start]
+        now, chain, fixed = task.read(first, min(first + ROWS, stop))
+        own = out[first - start : first - start + len(now)]
         own[:] = now @ M
-        known = chain.any(axis=1) | fixed[first - start : first - start + len(chain)]
-        own[: len(chain)][known] = chain[known]
+        own[: len(chain)][fixed] = chain[fixed]
     save_array(place_of(run, BASIS, task.bounds, task.index), out, durable=False)

@@ -140,11 +140,11 @@ class RefreshChain(Chain):
             return begun
         first = append.BasisTask(str(job.run.path), self.previous, job.bounds)
         blocks = [replace(first, index=index) for index in range(len(job.bounds) - 1)]
+        job.map("append", append.find_fixed, [first])
         sums = job.map("append", append.add_up_block, blocks)
         if not append.write_map(job.run, job.config.rank, sums):
             job.progress.say("trajectory: too few nodes are in both runs to append to it, so it begins anew")
             return begun
-        job.map("append", append.find_targets, [first])
         job.map("append", append.write_rows, blocks)
         return append.make_past(job.run, RunFolder.at(self.previous), self.following.append)
 
