@@ -51,14 +51,16 @@ def find_appended(config: RefreshConfig, latest: RunFolder, before: Manifest, wi
     """
     if not config.appends or "trajectory" not in before.outputs or find_chain(latest.compact) is None:
         return None
+    # Opened before anything is done: a damaged one is refused now.
+    reach = Past(run=str(latest.path)).compact.n_steps
     grid, step = before.grid, config.step
     n_steps, new = count_steps(step, window.since, window), count_steps(step, grid.until, window)
     again = "or begin again with --fresh."
-    if n_steps != grid.n_steps:
+    if n_steps != reach:
         raise ConfigError(
             "last of a causal chain",
             got=f"{n_steps:,} steps of {step}",
-            allowed=f"{grid.n_steps:,} steps, as in the previous run: the kernel reaches that far",
+            allowed=f"{reach:,} steps, as in the previous run: the kernel reaches that far",
             remedy=f"Set --last back, {again}",
         )
     if window.until < grid.until or new > n_steps:
