@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -94,14 +95,41 @@ def pattern_sums(X: Array, V: Array) -> Array:
     return G
 
 
-def causal_row(kappa: Array, t: int, n_steps: int) -> Array:
-    """The weights of steps at step t: about the mean of the past, κ at lag 0 and 2κ beyond."""
+def causal_row(kappa: Array, t: int, n_steps: int, reach: int | None = None) -> Array:
+    """The weights of steps at step t: about the mean of the last `reach`, κ at lag 0 and 2κ beyond."""
+    first = 0 if reach is None else max(0, t + 1 - reach)
     one_sided = np.zeros(n_steps)
-    for s in range(t + 1):
+    for s in range(first, t + 1):
         one_sided[s] = kappa[0] if s == t else 2 * kappa[t - s]
     out = one_sided.copy()
-    out[: t + 1] += (1 - one_sided.sum()) / (t + 1)
+    out[first : t + 1] += (1 - one_sided.sum()) / (t + 1 - first)
     return out
+
+
+def chain_moments(n_steps: int, reach: int) -> list[int]:
+    """When a chain learns its gains: whenever a quarter of what it reaches is new."""
+    found = [1]
+    while found[-1] <= n_steps:
+        found.append(found[-1] + max(1, int(np.ceil(min(found[-1], reach) / 4))))
+    return found
+
+
+def chain_trajectory(X: Array, V: Array, reach: int, padded: Callable[[int], int]) -> Array:
+    """Z of all steps of a causal chain whose kernel reaches so far, from all entries there ever were."""
+    T = X.shape[2]
+    y = rows_in_time(X, V)
+    Z = np.zeros_like(y)
+    for t in range(T):
+        moment = max(at for at in chain_moments(T, reach) if at <= t + 1)
+        past = X[:, :, max(0, moment - reach) : moment]
+        length = padded(past.shape[2])
+        kappa = np.zeros((reach, V.shape[1]))
+        kappa[: past.shape[2]] = kernel(
+            energies(rows_in_time(past, V), length), noise(past, V), length, past.shape[2], 1.0
+        )
+        for c in range(V.shape[1]):
+            Z[:, t, c] = y[:, :, c] @ causal_row(kappa[:, c], t, T, reach)
+    return Z
 
 
 def link_parts(entries: list[tuple[int, int, float]], B: Array, H: Array, Q: Array) -> dict[str, Any]:

@@ -256,7 +256,7 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
     def patterns_(self) -> Floats:
         """Patterns in time that many nodes share, (n_steps, count): the filter sets them aside."""
         self._check_fitted()
-        return self._filter()[2].patterns
+        return self._filter()[2].aside[0]
 
     def trajectory(self, nodes: ArrayLike | None = None, steps: ArrayLike | None = None) -> NDArray[Any]:
         """Return a vector per step and node, (n_steps, n_nodes, rank), in the common basis.

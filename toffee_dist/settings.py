@@ -754,6 +754,11 @@ class ModelSettings(TrajectorySettings):
                 remedy="Over time, use --model toffee.",
             )
 
+    @property
+    def appends(self) -> bool:
+        """Whether a refresh appends steps to the trajectory instead of making it anew."""
+        return self.causal and "trajectory" in self.outputs
+
     def solver_settings(self) -> SolverSettings:
         """Return what the solvers take."""
         settings = self.only(SolverSettings)

@@ -15,9 +15,12 @@ from tests.harness.strategies import EXTREME, Events, events, random_tensor
 from toffee_dist import TemporalTensor
 from toffee_dist.kernels import filter as filtering
 from toffee_dist.kernels.filter import (
+    NodeEntries,
     PairFilter,
+    Span,
+    TimeKernel,
     block_energies,
-    epochs,
+    epoch_energies,
     filter_rows,
     gains,
     learn_kernel,
@@ -82,7 +85,7 @@ def test_filter_with_patterns_is_its_slow_twin(rows: Events, strength: float) ->
 def test_causal_filter_is_its_slow_twin(rows: Events) -> None:
     tensor, V, T = rows.tensor(entry="count", pair_weight="raw"), basis(rows.n_nodes, 2), rows.n_steps
     X = dense(tensor)
-    y, moments = naive.rows_in_time(X, V), epochs(T, causal=True)
+    y, moments = naive.rows_in_time(X, V), Span(T).epochs(causal=True)
     expected = np.zeros_like(y)
     for t in range(T):
         moment = max(at for at in moments if at <= t + 1)
@@ -95,6 +98,39 @@ def test_causal_filter_is_its_slow_twin(rows: Events) -> None:
     np.testing.assert_allclose(
         trajectory(tensor, V, causal=True), expected, atol=1e-8 * (1 + np.abs(y).max())
     )
+
+
+@given(st.integers(1, 9), st.lists(st.integers(0, 9), max_size=6), st.integers(0, 999), st.booleans())
+def test_a_chain_of_appends_is_the_slow_twin_of_all_steps(
+    window: int, news: list[int], seed: int, single: bool
+) -> None:
+    """Whatever the windows: each run has what the twin makes of the whole history, and what was published."""
+    news = [min(new, window) for new in news]
+    n, total, rng = 6, window + sum(news), np.random.default_rng(seed)
+    X = np.where(rng.random((n, n, total)) < rng.choice([0.05, 0.3]), rng.integers(1, 4, (n, n, total)), 0.0)
+    V = basis(n, 2).astype(np.float32 if single else np.float64)
+    expected = naive.chain_trajectory(X, V.astype(np.float64), window, padded_length)
+    published: dict[int, bytes] = {}
+    span, kernel = Span(window, age=window), None
+    for new in (0, *news):
+        if kernel is not None:
+            span = kernel.span.append(new, kernel.epochs[-1])
+        i, j, s = np.nonzero(X[:, :, span.first : span.age])
+        entries = NodeEntries(n, span.n_steps, i, j, s, X[:, :, span.first : span.age][i, j, s])
+        rows = entries.project(lambda targets: V[targets])
+        kernel = TimeKernel.learn(epoch_energies(rows, span, True), span, True, 1.0, kernel)
+        Z = filter_rows(rows, kernel, span.before + np.arange(window))
+        noise = noise_levels(rows, kernel, span.before + np.arange(window))
+        wanted = expected[:, span.age - window : span.age]
+        np.testing.assert_allclose(Z, wanted, atol=(1e-4 if single else 1e-8) * (1 + np.abs(wanted).max()))
+        for t in range(window):
+            one = filter_rows(rows, kernel, np.array([span.before + t]))[:, 0]
+            now = Z[:, t].tobytes() + noise[:, t].tobytes()
+            assert one.tobytes() == Z[:, t].tobytes()
+            assert published.setdefault(span.age - window + t, now) == now
+        # No more than the window needs.
+        assert span.before <= window - 1
+        assert len(kernel.epochs) <= len(Span(window).epochs(causal=True)) + 1
 
 
 @pytest.mark.parametrize("t", [0, 1, 7, 18])

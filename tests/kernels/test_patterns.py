@@ -109,7 +109,7 @@ def test_a_pattern_is_kept_where_its_waves_would_be_shrunk() -> None:
     tensor = graph(WEEKENDS, 0.6 * EVEN)
     V = axes(tensor)
     rows, kernel = learn_filter(tensor, V)
-    assert kernel.patterns.shape[1] == 1
+    assert kernel.aside[0].shape[1] == 1
     Z = filter_rows(rows, kernel, np.arange(T))
     plain = filter_rows(rows, learn_kernel([rows], T), np.arange(T))
     rates = [expected_rows(V, day) for day in (False, True)]
@@ -134,7 +134,7 @@ def expected_rows(V: Array, other: bool) -> Array:
 def test_a_causal_filter_has_no_patterns() -> None:
     tensor = graph(HALVES, EVEN)
     _, kernel = learn_filter(tensor, axes(tensor), causal=True)
-    assert kernel.patterns.shape == (T, 0)
+    assert kernel.aside[0].shape == (T, 0)
 
 
 def test_few_rows_tell_no_patterns() -> None:

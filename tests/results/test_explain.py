@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from toffee_dist.kernels import explain as kernel
 from toffee_dist.kernels.explain import LinkSum, RhythmSum
 from toffee_dist.kernels.filter import NodeEntries
 from toffee_dist.refresh.job import refresh
-from toffee_dist.results.explain import Explanation, Parts
+from toffee_dist.report.why import explain_node
+from toffee_dist.results.explain import Explanation, Parts, _show
 
 KINDS: dict[str, dict[str, Any]] = {
     "undirected": {"undirected": True},
@@ -55,7 +57,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
         )
     found["refreshed"] = load_run(folder / "nights")
     assert found["refreshed"].folder.rotation.exists()
+    for until in ("2026-01-26", "2026-02-02"):
+        chain: dict[str, Any] = {"outputs": ("embedding", "trajectory"), "trajectory_by": "filter"}
+        refresh(night(days, folder / "chain", as_of=until, last="21d", causal=True, **chain))
+    found["appended"] = load_run(folder / "chain")
     return found
+
+
+def rows_of(run: Run) -> dict[str, int]:
+    table = run.nodes.polars().collect()
+    return dict(zip(table["node_id"], table["row"], strict=True))
 
 
 @given(st.data())
@@ -106,7 +117,7 @@ def check_sum(parts: Parts, vector: Any, rest: Any, scale: float) -> None:
 
 
 @pytest.mark.job
-@pytest.mark.parametrize("name", [*KINDS, "refreshed"])
+@pytest.mark.parametrize("name", [*KINDS, "refreshed", "appended"])
 def test_links_steps_and_rhythms_add_up_to_the_vector(runs: dict[str, Run], name: str) -> None:
     run = runs[name]
     Z, E = run.trajectory.numpy(), run.embedding.numpy()
@@ -176,6 +187,36 @@ def test_the_table_tells_who_and_when(runs: dict[str, Run]) -> None:
     assert sizes == sorted(sizes, reverse=True)
     assert sorted(found.steps.table["step"]) == np.unique(entries.step).tolist()
     assert "always: the mean of all steps" in found.rhythms.table["period"].to_list()  # type: ignore[union-attr]
+
+
+@pytest.mark.job
+def test_links_before_the_window_of_a_chain_are_told_by_their_time(runs: dict[str, Run]) -> None:
+    run = runs["appended"]
+    compact = run.vectors("trajectory").compact  # type: ignore[attr-defined]
+    assert (compact.before, compact.n_steps, run.n_steps) == (7, 21, 21)
+    found = run.explain("n00003", at=0, k=1000)
+    steps, starts = (found.steps.table.sort("step")[name].to_list() for name in ("step", "start"))
+    assert steps[0] < 0 <= steps[-1]
+    # The first window began on the 5th, this one on the 12th.
+    assert "2026-01-05" < starts[0] < run.grid.show(0) <= starts[-1]
+    assert starts == sorted(starts)
+    assert min(found.links.table["first"].to_list()) == starts[0]
+    # The one vector is of the window.
+    assert min(run.explain("n00003", k=1000).steps.table["step"].to_list()) >= 0
+    # Where days are of a calendar, how long before the window.
+    row = rows_of(run)["n00003"]
+    grid = replace(run.grid, width=0, edges=tuple(run.grid.start(t) for t in range(22)))
+    assert _show(grid, -2) == "2 steps before the window"
+    assert _show(grid, 3) == run.grid.show(3)
+    # The page tells who makes the mean of a node's path.
+    total = LinkSum(compact.entries(row, row + 1), compact.basis, compact.mean_weights, np.eye(run.rank))
+    path = compact.read(row, row + 1, np.arange(21))[0]
+    np.testing.assert_allclose(total.total(), path.mean(axis=0), atol=1e-5 * np.abs(path).max())
+    shares = explain_node(compact, row, run.grid)
+    assert shares["links"]
+    assert shares["move"]["links"]
+    everyone = compact.entries(0, run.n_nodes)
+    assert compact.activity.tolist() == np.bincount(everyone.step, minlength=28)[7:].tolist()
 
 
 @pytest.mark.job

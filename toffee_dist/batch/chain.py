@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from toffee_dist.batch.past import NO_PAST, Past
 from toffee_dist.batch.plan import Shape, Stage
 from toffee_dist.limits import Limits
 from toffee_dist.storage.manifest import Following, RefreshRecord
@@ -32,6 +33,11 @@ class Chain:
         """Whether vectors are turned onto those of the previous run."""
         return False
 
+    @property
+    def past(self) -> Past:
+        """What the trajectory goes on from, known once vectors are aligned."""
+        return NO_PAST
+
     def stages(self, shape: Shape, limits: Limits) -> Sequence[Stage]:
         """Return what the chain adds to the plan."""
         return ()
@@ -45,7 +51,7 @@ class Chain:
         return NO_STARTS
 
     def align(self, job: Job, zero: ZeroSlice | None) -> None:
-        """Find the rotation onto the previous run."""
+        """Find the rotation onto the previous run, and what the trajectory goes on from."""
 
     def space(self) -> str:
         """Return the id of the space that the vectors were turned into; empty: into none."""

@@ -23,6 +23,7 @@ from toffee_dist.batch import seal as sealing
 from toffee_dist.batch.blocks import find_bounds
 from toffee_dist.batch.chain import NO_CHAIN, Chain
 from toffee_dist.batch.job import Job, Outcome, free_bytes, open_job
+from toffee_dist.batch.past import Past
 from toffee_dist.batch.plan import Shape, batch_freqs, iter_parts, make_plan, part_rows, wanted_parts
 from toffee_dist.batch.write_outputs import CheckTask, PartTask, freqs_of
 from toffee_dist.cluster.client import check_mode, count_cores
@@ -70,7 +71,7 @@ def run_job(job: Job, chain: Chain = NO_CHAIN) -> Outcome:
     find_spaces(job, chain)
     chosen = choose_frequencies(job)
     solve_others(job, chosen, chain.starts(job))
-    filter_in_time(job)
+    filter_in_time(job, chain.past)
     watch_changes(job, chain)
     parts = write_parts(job, zero, chosen, chain.rotated)
     check_parts(job, parts)
@@ -259,13 +260,13 @@ def settle(job: Job, chain: Chain) -> None:
 
 def count_dense_rows(job: Job) -> None:
     """Count the rows of active nodes that are asked for as Parquet: the plan would only know a bound."""
-    dense, tensor = job.shape.dense(job.config), str(job.run.staged.tensor)
+    dense, run = job.shape.dense(job.config), str(job.run.path)
     if "trajectory" not in job.config.outputs or not dense.steps or dense.nodes == "all":
         return
     with job.traces.stage("count", job.client), job.progress.stage("count") as done:
         run_tasks = job.tasks(done)
-        [cuts] = run_tasks(trajectory.cut_blocks, [trajectory.CutTask(tensor, 1, job.limits.part_bytes)])
-        blocks = [trajectory.ActiveTask(tensor, *block, dense.steps) for block in pairwise(cuts)]
+        [cuts] = run_tasks(trajectory.cut_blocks, [trajectory.CutTask(run, 1, job.limits.part_bytes)])
+        blocks = [trajectory.ActiveTask(run, *block, dense.steps) for block in pairwise(cuts)]
         job.shape = replace(job.shape, n_dense=sum(run_tasks(trajectory.count_active, blocks)))
 
 
@@ -318,7 +319,7 @@ def find_spaces(job: Job, chain: Chain) -> None:
     """Name the spaces that the vectors are in, by what they are made of or by what they follow."""
     [tensor] = job.map("space", digest_tensor, [str(job.run.staged.tensor)])
     outputs = wanted_parts(job.config, job.shape.directed)
-    job.spaces = make_spaces(job.config, outputs, tensor, chain.space())
+    job.spaces = make_spaces(job.config, outputs, tensor, chain.space(), chain.past.space_id)
 
 
 def choose_frequencies(job: Job) -> tuple[int, ...]:
@@ -351,7 +352,7 @@ def choose_frequencies(job: Job) -> tuple[int, ...]:
     return freqs
 
 
-def filter_in_time(job: Job) -> None:
+def filter_in_time(job: Job, past: Past) -> None:
     """Leave the trajectory in its compact form: entries, basis and kernels; unless it comes from slices."""
     config, run = job.config, job.run
     if "trajectory" not in config.outputs or not config.filtered:
@@ -364,10 +365,10 @@ def filter_in_time(job: Job) -> None:
                 job.add_passes(energy.solve_in_blocks(run_tasks, axes, job.bounds))
         else:
             job.map("energy basis", energy.write_basis, [axes])
-    cut = trajectory.CutTask(str(run.staged.tensor), config.rank, job.limits.part_bytes)
+    cut = trajectory.CutTask(str(run.path), config.rank, job.limits.part_bytes, past)
     [cuts] = job.map("cut", trajectory.cut_blocks, [cut])
     blocks = [
-        trajectory.BlockTask(str(run.path), index, start, stop, config.basis, config.causal)
+        trajectory.BlockTask(str(run.path), index, start, stop, config.basis, config.causal, past)
         for index, (start, stop) in enumerate(pairwise(cuts))
     ]
     looks = trajectory.look_tasks(blocks) if looks_for_patterns(job.shape.n_steps, config.causal) else []
@@ -377,10 +378,11 @@ def filter_in_time(job: Job) -> None:
     job.outcome.figures["patterns"] = count
     job.map("filter", trajectory.write_block, blocks)
     space = job.spaces.outputs["trajectory"]
-    kernel = trajectory.KernelTask(str(run.path), cuts, config.causal, config.denoise, space)
+    kernel = trajectory.KernelTask(str(run.path), cuts, config.causal, config.denoise, space, past)
     [record] = job.map("kernel", trajectory.learn_kernels, [kernel])
-    job.outcome.figures["movement_kept"] = record.kept
-    job.progress.say(f"trajectory: {record.kept:.1%} of the movement stands out of the noise")
+    if record.kept is not None:
+        job.outcome.figures["movement_kept"] = record.kept
+        job.progress.say(f"trajectory: {record.kept:.1%} of the movement stands out of the noise")
 
 
 def watch_changes(job: Job, chain: Chain) -> None:
@@ -389,7 +391,7 @@ def watch_changes(job: Job, chain: Chain) -> None:
     if not changes.is_watched(config, chain.following is not None):
         return
     job.map("watch", changes.write_watch, [changes.WatchTask(str(run.path), config.seed)])
-    cut = trajectory.CutTask(str(run.staged.tensor), changes.ENTRY_NUMBERS, job.limits.part_bytes)
+    cut = trajectory.CutTask(str(run.path), changes.ENTRY_NUMBERS, job.limits.part_bytes)
     [cuts] = job.map("cut", trajectory.cut_blocks, [cut])
     blocks = [
         changes.WatchBlockTask(str(run.path), index, start, stop)

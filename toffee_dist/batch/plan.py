@@ -260,11 +260,11 @@ def make_plan(
     refreshed = any(stage.name == "compare" for stage in more)
     stages += [Stage(*cost) for cost in watch_costs(sizes, settings, limits, refreshed)]
     if moves and settings.filtered:
-        costs = filter_costs(sizes, settings, limits)
+        costs = filter_costs(sizes, settings, limits, refreshed)
         stages += [Stage(*cost) for cost in costs]
         als = (in_trajectory - 1) * slice_seconds(shape, settings.rank)
         dense = shape.dense(settings)
-        notes = (describe_ways(sizes, settings, costs, als, dense, shape.dense_bytes(settings)),)
+        notes = (describe_ways(sizes, settings, costs, als, dense, shape.dense_bytes(settings), refreshed),)
     for output in wanted_parts(settings, shape.directed):
         used = all_freqs if output.startswith("factors") else in_trajectory
         if output == "trajectory" and settings.filtered:

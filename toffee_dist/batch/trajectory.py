@@ -5,8 +5,8 @@
     kernel   the sum of all energies, in the order of blocks → gains → one kernel per direction
     parts    compact form and kernel → vectors of the steps that are asked for, as Parquet
 
-They need the staged tensor and the basis V, by rows. Block boundaries depend on the tensor and the limits
-only.
+They need the staged tensor and the basis V, by rows, and what a causal chain goes on from (`batch.past`).
+Block boundaries depend on entries and limits only.
 """
 
 from __future__ import annotations
@@ -22,21 +22,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from toffee_dist.batch.energy import ENERGY
+from toffee_dist.batch.past import NO_PAST, Past
 from toffee_dist.errors import QualityError
 from toffee_dist.kernels.filter import (
-    ActiveRows,
     Energies,
     NodeEntries,
     TimeKernel,
     add_energies,
     epoch_energies,
-    epochs,
-    filter_rows,
     gains,
     no_patterns,
-    noise_levels,
     padded_length,
-    project_rows,
 )
 from toffee_dist.kernels.patterns import PatternSums, find_patterns, pattern_sums
 from toffee_dist.settings import Basis, DenseNodes, DensePrecision, ModelSettings, parse_dense
@@ -49,6 +45,7 @@ from toffee_dist.storage.compact import (
     write_kernel,
 )
 from toffee_dist.storage.files import save_array
+from toffee_dist.storage.paths import to_path
 from toffee_dist.storage.registry import read_ids
 from toffee_dist.storage.runs import RunFolder
 from toffee_dist.storage.slices import (
@@ -59,7 +56,7 @@ from toffee_dist.storage.slices import (
     slice_name,
     write_sealed,
 )
-from toffee_dist.storage.tensors import open_tensor
+from toffee_dist.storage.tensors import open_tensor, read_kind
 from toffee_dist.tensor import Floats
 
 # Without an answer to --dense: Parquet of all steps up to this size.
@@ -77,8 +74,10 @@ LEFT = ("signal", "noise", "own", "activity")
 SUMS = ("sums", "rows")
 
 
-def basis_path(run: RunFolder, basis: Basis) -> Path:
+def basis_path(run: RunFolder, basis: Basis, past: Past = NO_PAST) -> Path:
     """Return where the basis of the trajectory is."""
+    if past.basis:
+        return to_path(past.basis)
     return array_path(run.slices, "V", slice_name(0) if basis == "sum" else ENERGY)
 
 
@@ -86,16 +85,19 @@ def basis_path(run: RunFolder, basis: Basis) -> Path:
 class CutTask:
     """Where the blocks begin, so that each has about as many entries as its task may hold."""
 
-    tensor: str
+    run: str
     rank: int
     block_bytes: int
+    past: Past = NO_PAST
 
 
 def cut_blocks(task: CutTask) -> tuple[int, ...]:
     """Return the first node of every block, and the number of nodes."""
-    tensor = open_tensor(task.tensor)
+    run = RunFolder.at(task.run)
+    tensor = open_tensor(run.staged.tensor)
     most = max(1, task.block_bytes // (ENTRY_BYTES * task.rank))
-    before = np.asarray(tensor.tube_ptr)[np.asarray(tensor.indptr)]
+    before = np.asarray(tensor.tube_ptr)[np.asarray(tensor.indptr)].astype(np.int64)
+    before[1:] += np.cumsum(task.past.count(tensor.n_nodes, run))
     cuts = np.searchsorted(before, np.arange(0, int(before[-1]) + most, most))
     return tuple(
         int(cut) for cut in np.unique(np.append(np.minimum(cuts, tensor.n_nodes), [0, tensor.n_nodes]))
@@ -116,6 +118,8 @@ class BlockTask:
         Which basis, which must be there.
     causal
         Whether energies are also taken of every past.
+    past
+        What the trajectory goes on from.
     """
 
     run: str
@@ -124,6 +128,7 @@ class BlockTask:
     stop: int
     basis: Basis
     causal: bool
+    past: Past = NO_PAST
 
     @property
     def name(self) -> str:
@@ -136,23 +141,26 @@ def write_block(task: BlockTask) -> None:
     run = RunFolder.at(task.run)
     if is_finished(run.slices, task.name, LEFT) and has_entries(run.compact, task.index):
         return
-    V = open_array(basis_path(run, task.basis))
+    V = open_array(basis_path(run, task.basis, task.past))
     block = open_tensor(run.staged.tensor).take_rows(task.start, task.stop)
-    write_entries(run.compact, task.index, block, np.asarray(V[task.start : task.stop], dtype=np.float32))
-    patterns = read_patterns(run)
-    found = epoch_energies(project_rows(block, V), task.causal, patterns)
-    values = np.asarray(block.values, dtype=np.float64)[:, None]
-    tubes = ActiveRows(
-        block.n_pairs, block.n_steps, block.entry_pairs, np.asarray(block.steps), values, np.square(values)
-    )
-    pairs = epoch_energies(tubes, task.causal, no_patterns(block.n_steps))
-    signal = np.concatenate([np.hstack([a.signal, b.signal]) for a, b in zip(found, pairs, strict=True)])
-    noise = np.stack([np.append(a.noise, b.noise) for a, b in zip(found, pairs, strict=True)])
-    activity = np.bincount(np.asarray(block.steps), minlength=block.n_steps)
-    own = np.stack([found[-1].pattern_signal, found[-1].pattern_noise])
+    entries = task.past.join(NodeEntries.of(block), task.start, task.stop, run)
+    write_entries(run.compact, task.index, entries, np.asarray(V[task.start : task.stop], dtype=np.float32))
+    span, patterns = task.past.span(block.n_steps), read_patterns(run)
+    rows = entries.project(lambda targets: V[targets])
+    found = epoch_energies(rows, span, task.causal, patterns)
+    pairs = epoch_energies(entries.pairs(), span, task.causal)
+    # Without an epoch among the new steps of a chain, nothing is learnt.
+    signal, noise = [np.empty((0, rows.rank + 1))], [np.empty((0, rows.rank + 1))]
+    own = np.zeros((2, patterns.shape[1], rows.rank))
+    for a, b in zip(found, pairs, strict=True):
+        signal.append(np.hstack([a.signal, b.signal]))
+        noise.append(np.append(a.noise, b.noise)[None])
+        own = np.stack([a.pattern_signal, a.pattern_noise])
+    activity = np.bincount(entries.step, minlength=entries.n_steps)
+    arrays = (np.concatenate(signal), np.concatenate(noise), own, activity)
     seals = {
         name: save_array(array_path(run.slices, name, task.name), array, durable=False)
-        for name, array in zip(LEFT, (signal, noise, own, activity), strict=True)
+        for name, array in zip(LEFT, arrays, strict=True)
     }
     write_sealed(run.slices, task.name, {"report": {}}, seals)
 
@@ -230,25 +238,28 @@ class KernelTask:
     causal: bool
     strength: float
     space_id: str
+    past: Past = NO_PAST
 
 
 @dataclass(frozen=True)
 class KernelRecord:
-    """How much of the movement is kept: the share of energy above the mean that the gains let through."""
+    """How much of the movement is kept: the share of energy above the mean that the gains let through.
 
-    kept: float
+    None where no gains were learnt: those of the chain serve on.
+    """
+
+    kept: float | None
 
 
 def learn_kernels(task: KernelTask) -> KernelRecord:
     """Add the energies of all blocks in their order, and leave the kernels."""
     run = RunFolder.at(task.run)
-    tensor = open_tensor(run.staged.tensor)
-    patterns = read_patterns(run)
-    total: list[Energies] = []
-    alone: list[Energies] = []
-    lengths = [padded_length(at) // 2 + 1 for at in epochs(tensor.n_steps, task.causal)]
-    edges = np.concatenate([[0], np.cumsum(lengths)])
-    activity = np.zeros(tensor.n_steps, dtype=np.int64)
+    directed, n_steps = read_kind(run.staged.tensor)
+    span, patterns = task.past.span(n_steps), read_patterns(run)
+    total, alone = list[Energies](), list[Energies]()
+    pasts = [span.past(moment) for moment in span.epochs(task.causal)]
+    edges = np.cumsum([0, *(padded_length(stop - start) // 2 + 1 for start, stop in pasts)])
+    activity = np.zeros(span.n_steps, dtype=np.int64)
     for index in range(len(task.cuts) - 1):
         signal, noise, own, steps = (
             load_rows(array_path(run.slices, name, f"block-{index:05d}")) for name in LEFT
@@ -258,26 +269,21 @@ def learn_kernels(task: KernelTask) -> KernelRecord:
         total = add_energies(total, [Energies(signal[a:b, :-1], row[:-1], *own) for (a, b), row in epoch])
         none = np.zeros((2, 0, 1))
         alone = add_energies(alone, [Energies(signal[a:b, -1:], row[-1:], *none) for (a, b), row in epoch])
+    if not (run.compact / HEADER).exists():
+        earlier = task.past.kernels()
+        kernel = TimeKernel.learn(total, span, task.causal, task.strength, earlier[0], patterns)
+        pairs = TimeKernel.learn(alone, span, task.causal, task.strength, earlier[1])
+        write_kernel(
+            run.compact, kernel, pairs, activity, task.cuts, directed=directed, space_id=task.space_id
+        )
+    if not total:
+        return KernelRecord(None)
     last = total[-1]
     passed = sum(
         float((np.square(gains(signal, noise, task.strength)) * signal).sum())
         for signal, noise in ((last.signal, last.noise), (last.pattern_signal, last.pattern_noise))
     )
     everything = float(last.signal.sum() + last.pattern_signal.sum())
-    if not (run.compact / HEADER).exists():
-        kernel = TimeKernel.learn(total, tensor.n_steps, task.causal, task.strength, patterns)
-        pairs = TimeKernel.learn(
-            alone, tensor.n_steps, task.causal, task.strength, no_patterns(tensor.n_steps)
-        )
-        write_kernel(
-            run.compact,
-            kernel,
-            pairs,
-            activity,
-            task.cuts,
-            directed=tensor.directed,
-            space_id=task.space_id,
-        )
     return KernelRecord(passed / everything if everything > 0 else 0.0)
 
 
@@ -331,18 +337,25 @@ class Dense:
 class ActiveTask:
     """The counting of active nodes at some steps, in a block of nodes."""
 
-    tensor: str
+    run: str
     start: int
     stop: int
     steps: tuple[int, ...]
 
 
 def count_active(task: ActiveTask) -> int:
-    """Return how many rows the active nodes of a block have at the steps."""
-    block = open_tensor(task.tensor).take_rows(task.start, task.stop)
-    source = np.asarray(block.sources)[block.entry_pairs].astype(np.int64)
-    active = np.unique(source * block.n_steps + np.asarray(block.steps))
-    return int(np.isin(active % block.n_steps, task.steps).sum())
+    """Return how many rows the active nodes of a block have at the steps.
+
+    As the trajectory has it, where it is there: a causal chain leaves out what comes late.
+    """
+    run, before = RunFolder.at(task.run), 0
+    if (run.compact / HEADER).exists():
+        compact = CompactTrajectory(run.compact)
+        entries, before = compact.entries(task.start, task.stop), compact.before
+    else:
+        entries = NodeEntries.of(open_tensor(run.staged.tensor).take_rows(task.start, task.stop))
+    active = np.unique(entries.node.astype(np.int64) * entries.n_steps + entries.step)
+    return int(np.isin(active % entries.n_steps - before, task.steps).sum())
 
 
 def write_vectors(run: RunFolder, start: int, stop: int, dense: Dense, rotated: bool) -> dict[str, Any]:
@@ -350,12 +363,13 @@ def write_vectors(run: RunFolder, start: int, stop: int, dense: Dense, rotated: 
     compact = CompactTrajectory(run.compact, load_rows(run.rotation) if rotated else None)
     wanted = np.array(dense.steps, dtype=np.int64)
     rows = compact.entries(start, stop).project(compact.basis)
-    Z = compact.turned(filter_rows(rows, compact.kernel, wanted)).reshape(-1, compact.rank)
-    noise = noise_levels(rows, compact.kernel, wanted).ravel()
+    Z = compact.filtered(rows, wanted).reshape(-1, compact.rank)
+    noise = compact.noise_of(rows, wanted).ravel()
     node, at = np.divmod(np.arange(len(Z)), len(wanted))
     if dense.nodes == "active":
-        kept = np.isin(rows.step, wanted)
-        node, at = rows.node[kept], np.searchsorted(wanted, rows.step[kept])
+        step = rows.step - compact.before
+        kept = np.isin(step, wanted)
+        node, at = rows.node[kept], np.searchsorted(wanted, step[kept])
         Z, noise = Z[node * len(wanted) + at], noise[node * len(wanted) + at]
     ids = read_ids(run.staged.nodes, start, stop)
     return {name: column.take(pa.array(node)) for name, column in ids.items()} | {

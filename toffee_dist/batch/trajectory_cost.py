@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from toffee_dist.batch.block_cost import find_energy_axes
 from toffee_dist.batch.changes import ENTRY_NUMBERS, SAMPLE, is_watched
@@ -25,9 +26,17 @@ SECONDS_ENTRY = 6e-9
 SECONDS_PRODUCT = 1e-11
 
 
-def filter_costs(sizes: Sizes, settings: ModelSettings, limits: Limits) -> list[Cost]:
+def in_chain(sizes: Sizes, settings: ModelSettings, refreshed: bool) -> Sizes:
+    """Return the sizes of what a trajectory keeps: a causal chain has the entries of up to two windows."""
+    if not (refreshed and settings.causal):
+        return sizes
+    return replace(sizes, n_steps=2 * sizes.n_steps, n_entries=2 * sizes.n_entries)
+
+
+def filter_costs(sizes: Sizes, settings: ModelSettings, limits: Limits, refreshed: bool) -> list[Cost]:
     """Return the maps of a filtered trajectory, without its Parquet."""
-    n, T, entries, rank = sizes.n_nodes, sizes.n_steps, sizes.n_entries, settings.rank
+    T, sizes = sizes.n_steps, in_chain(sizes, settings, refreshed)
+    n, entries, rank = sizes.n_nodes, sizes.n_entries, settings.rank
     found = []
     if settings.basis == "energy":
         cost = find_energy_axes(sizes, min(rank, n), 4 if settings.precision == "single" else 8, limits)
@@ -73,7 +82,7 @@ def filter_costs(sizes: Sizes, settings: ModelSettings, limits: Limits) -> list[
             # Its rows in a transform, complex and squared.
             block + 24 * min(BLOCK_NUMBERS, n * length) + 3 * energies,
             SECONDS_ENTRY * entries * rank + transform,
-            compact_bytes(n, entries, T, rank) + blocks * energies,
+            compact_bytes(n, entries, sizes.n_steps, rank) + blocks * energies,
         )
     )
     why = "one kernel in time per direction, from all energies"
@@ -121,15 +130,17 @@ def describe_ways(
     als_seconds: float,
     dense: Dense,
     dense_bytes: int,
+    refreshed: bool,
 ) -> str:
     """Return what the trajectory takes in both forms, beside all of it as Parquet, and the seconds of ALS."""
-    n, T, rank = sizes.n_nodes, sizes.n_steps, settings.rank
+    n, T, rank, kept = sizes.n_nodes, sizes.n_steps, settings.rank, in_chain(sizes, settings, refreshed)
+    compact = compact_bytes(n, kept.n_entries, kept.n_steps, rank)
     of = " of active nodes" if dense.nodes == "active" else ""
     of += " in half precision" if dense.precision == "half" else ""
     everything = Dense(tuple(range(T))).bytes(n * T, rank)
     return (
         f"trajectory by the filter: about {sum(cost.seconds for cost in costs):,.1f} seconds (by als: up to "
-        f"{als_seconds:,.0f}); {show_bytes(compact_bytes(n, sizes.n_entries, T, rank))} in its compact form, "
+        f"{als_seconds:,.0f}); {show_bytes(compact)} in its compact form, "
         f"{len(dense.steps):,} of {T:,} steps{of} as Parquet: {show_bytes(dense_bytes)} at the most "
         f"(all nodes and steps in single precision: {show_bytes(everything)})"
     )

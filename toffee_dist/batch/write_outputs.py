@@ -100,8 +100,7 @@ class PartTask:
             each["trajectory"] = len(self.dense.steps)
             columns.append("noise")
             if self.dense.nodes == "active":
-                tensor = str(self.folder.staged.tensor)
-                active = ActiveTask(tensor, self.start, self.stop, self.dense.steps)
+                active = ActiveTask(self.run, self.start, self.stop, self.dense.steps)
         columns.append(SPACE_COLUMN)
         rows = (self.stop - self.start) * each.get(self.output, 1)
         return CheckTask(str(self.path), rows, tuple(columns), active)

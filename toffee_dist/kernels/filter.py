@@ -13,15 +13,17 @@ known, not fitted. Gains are a kernel in time, κ_l = irfft(g_·l), so that
 The mean over time, and patterns in time that many nodes share (`kernels.patterns`), are set aside, each with
 a gain of its own; the rest is transformed at twice the length, so the last step does not speak of the first.
 Σ_t Z_i(t) = Σ_t y_i(t) holds exactly. The causal kernel uses nothing after t, its gains included, and no
-patterns.
+patterns. A causal chain appends steps: its kernel reaches back as far as its window is long, so that the
+entries of two windows are all that a vector of the last one needs.
 
 Blocks of nodes: energies of a block (F×r numbers, summed over blocks) first, then the rows of a block.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -87,12 +89,13 @@ class ActiveRows:
         node = np.repeat(np.arange(len(nodes)), counts)
         return ActiveRows(len(nodes), self.n_steps, node, self.step[at], self.values[at], self.noise[at])
 
-    def until(self, step: int) -> ActiveRows:
-        """Return the rows before this step alone."""
-        kept = self.step < step
-        return ActiveRows(
-            self.n_nodes, step, self.node[kept], self.step[kept], self.values[kept], self.noise[kept]
-        )
+    def between(self, start: int, stop: int) -> ActiveRows:
+        """Return the rows of the steps [start, stop) alone, which then count from 0."""
+        if (start, stop) == (0, self.n_steps):
+            return self
+        kept = (self.step >= start) & (self.step < stop)
+        columns = (self.node[kept], self.step[kept] - start, self.values[kept], self.noise[kept])
+        return ActiveRows(self.n_nodes, stop - start, *columns)
 
 
 def project_rows(block: TemporalTensor, V: Any) -> ActiveRows:
@@ -110,7 +113,7 @@ def project_rows(block: TemporalTensor, V: Any) -> ActiveRows:
 
 @dataclass(frozen=True, eq=False)
 class NodeEntries:
-    """Entries (node, target, step, value) of a block of nodes, sorted by node."""
+    """Entries (node, target, step, value) of a block of nodes, sorted by node, target and step."""
 
     n_nodes: int
     n_steps: int
@@ -130,6 +133,20 @@ class NodeEntries:
             np.asarray(block.indices)[pair],
             np.asarray(block.steps),
             np.asarray(block.values, dtype=np.float64),
+        )
+
+    def since(self, step: int) -> NodeEntries:
+        """Return those of this step or later; steps count as before."""
+        late = self.step >= step
+        columns = (self.node[late], self.target[late], self.step[late], self.value[late])
+        return NodeEntries(self.n_nodes, self.n_steps, *columns)
+
+    def pairs(self) -> ActiveRows:
+        """Return the entries of every pair, a row each, as if there were one direction."""
+        new = np.append(True, (np.diff(self.node) != 0) | (np.diff(self.target) != 0))[: len(self.node)]
+        value = self.value[:, None].astype(np.float64)
+        return ActiveRows(
+            int(new.sum()), self.n_steps, np.cumsum(new) - 1, self.step, value, np.square(value)
         )
 
     def project(self, take: Callable[[Ints], Tall], *, noise: bool = True) -> ActiveRows:
@@ -192,12 +209,14 @@ def padded_length(n_steps: int) -> int:
     return int(scipy.fft.next_fast_len(max(2 * n_steps - 1, 1), real=True))
 
 
-def block_energies(rows: ActiveRows, patterns: Floats) -> Energies:
+def block_energies(rows: ActiveRows, patterns: Floats | None = None) -> Energies:
     """Return the energies of a block: E_kl = Σ_i |rfft(y_il − mean − patterns)|², N_l, and of the patterns.
 
     By an FFT of every row, or, where rows have few active steps, from the products of two of them: energies
     are the transform of the autocorrelation.
     """
+    if patterns is None:
+        patterns = no_patterns(rows.n_steps)
     counts = np.bincount(rows.node, minlength=1).astype(np.float64)
     length = padded_length(rows.n_steps)
     fft = FFT_COST * np.count_nonzero(counts) * length * np.log2(max(length, 2))
@@ -292,25 +311,80 @@ def noise_left(patterns: Floats, length: int) -> Floats:
     return np.asarray(1 - np.square(np.abs(hats)).sum(axis=1, keepdims=True) / max(len(patterns), 1))
 
 
-def epochs(n_steps: int, causal: bool) -> tuple[int, ...]:
-    """Return the moments (number of steps that are over) at which gains are learnt.
+@dataclass(frozen=True)
+class Span:
+    """The steps that the entries of a trajectory are of: its window and, of a causal chain, some before it.
 
-    Two-sided: once, from all steps. Causal: again whenever the past has grown by a quarter.
-
-    Examples
-    --------
-    >>> epochs(10, causal=False)
-    (10,)
-    >>> epochs(10, causal=True)
-    (1, 2, 3, 4, 5, 7, 9)
+    Parameters
+    ----------
+    window
+        T. A causal chain, whose windows are all as long, reaches back as far.
+    before
+        Steps before the window.
+    age
+        Steps of the chain up to the end of the window; 0: the trajectory is of no chain.
+    learnt
+        The last moment of the chain at which gains were learnt before these steps came.
     """
-    if not causal:
-        return (n_steps,)
-    found, at = [], 1
-    while at <= n_steps:
-        found.append(at)
-        at = max(at + 1, int(np.ceil(at * EPOCH_GROWTH)))
-    return tuple(found)
+
+    window: int
+    before: int = 0
+    age: int = 0
+    learnt: int = 0
+
+    @property
+    def n_steps(self) -> int:
+        """How many they are."""
+        return self.before + self.window
+
+    @property
+    def first(self) -> int:
+        """Steps of the chain before them all."""
+        return self.age - self.n_steps if self.age else 0
+
+    def append(self, new: int, learnt: int) -> Span:
+        """Return the span after some new steps; what no step of its window reaches is left out.
+
+        Examples
+        --------
+        >>> Span(4, age=4).append(3, 4), Span(4, age=4).append(3, 4).append(3, 7)
+        (Span(window=4, before=3, age=7, learnt=4), Span(window=4, before=3, age=10, learnt=7))
+        """
+        age = self.age + new
+        first = max(self.first, age - 2 * self.window + 1)
+        return Span(self.window, age - self.window - first, age, learnt)
+
+    def epochs(self, causal: bool) -> tuple[int, ...]:
+        """Return the moments (number of steps that are over) at which gains are learnt.
+
+        Two-sided: once, from all steps. Causal: again whenever the past, as far as the kernel reaches, has
+        grown by a quarter, or a quarter of it is new.
+
+        Examples
+        --------
+        >>> Span(10).epochs(causal=False)
+        (10,)
+        >>> Span(10).epochs(causal=True)
+        (1, 2, 3, 4, 5, 7, 9)
+        >>> Span(10, before=6, age=16, learnt=9).epochs(causal=True)
+        (12, 15)
+        """
+        if not causal:
+            return (self.window,)
+        found, at = [], self.next_epoch(self.learnt)
+        while at <= (self.age or self.window):
+            found.append(at)
+            at = self.next_epoch(at)
+        return tuple(found)
+
+    def next_epoch(self, moment: int) -> int:
+        """Return the moment after this one at which causal gains are learnt."""
+        return moment + max(1, math.ceil((EPOCH_GROWTH - 1) * min(moment, self.window)))
+
+    def past(self, moment: int) -> tuple[int, int]:
+        """Return the steps [start, stop) that are learnt from at a moment."""
+        stop = moment - self.first
+        return max(stop - self.window, 0), stop
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,18 +397,22 @@ class TimeKernel:
 
     Every column of it sums to 1.
 
-    Causal, for s ≤ t only, about the mean of the past, κ⁺ = κ at lag 0 and 2κ beyond:
+    Causal, for the last n = min(t+1, T) steps up to t only, about their mean, κ⁺ = κ at lag 0 and 2κ beyond:
 
-        H(t, s) = κ⁺(t−s) + (1 − Σ_{u≤t} κ⁺(t−u)) / (t+1)
+        H(t, s) = κ⁺(t−s) + (1 − Σ_{u<n} κ⁺(u)) / n
+
+    with t counted from the first step of the chain.
 
     Parameters
     ----------
     lags : (epochs, T, r)
         κ_l at lags 0 … T−1, of every epoch; it is symmetric.
     epochs : (epochs,)
-        From how many steps each was learnt; step t uses the last with at most t+1. Two-sided: one, T.
+        The moments at which each was learnt; step t uses the last up to t+1. Two-sided: one, T.
     causal
         Whether nothing after a step counts.
+    before, age
+        Of a causal chain, as in `Span`; steps then count from the first of those before the window.
     patterns : (T, q)
         What is filtered as a whole beside the mean; a causal kernel has none.
     pattern_gains : (q, r)
@@ -344,13 +422,21 @@ class TimeKernel:
     lags: Floats
     epochs: tuple[int, ...]
     causal: bool
-    patterns: Floats
-    pattern_gains: Floats
+    before: int = 0
+    age: int = 0
+
+    patterns: Floats | None = None
+    pattern_gains: Floats | None = None
+
+    @property
+    def span(self) -> Span:
+        """The steps that it is of."""
+        return Span(int(self.lags.shape[1]), self.before, self.age)
 
     @property
     def n_steps(self) -> int:
-        """T."""
-        return int(self.lags.shape[1])
+        """T, and the steps before the window."""
+        return self.span.n_steps
 
     @property
     def rank(self) -> int:
@@ -361,32 +447,47 @@ class TimeKernel:
     def learn(
         cls,
         energies: Sequence[Energies],
-        n_steps: int,
+        span: Span,
         causal: bool,
         strength: float,
-        patterns: Floats,
+        earlier: TimeKernel | None = None,
+        patterns: Floats | None = None,
     ) -> TimeKernel:
-        """Turn the energies of every epoch into kernels."""
-        moments = epochs(n_steps, causal)
-        rank = len(energies[0].noise)
-        lags = np.zeros((len(moments), n_steps, rank))
-        for at, (moment, found) in enumerate(zip(moments, energies, strict=True)):
-            length = padded_length(moment)
-            floor = found.noise if causal else found.noise * noise_left(patterns, length)
-            hat = gains(found.signal, floor, strength)
-            lags[at, :moment] = scipy.fft.irfft(hat, length, axis=0)[:moment]
-        own = gains(energies[-1].pattern_signal, energies[-1].pattern_noise, strength)
-        return cls(lags, moments, causal, patterns, own)
+        """Turn the energies of every epoch into kernels, beside those of the chain that are still used."""
+        moments = span.epochs(causal)
+        kept = [] if earlier is None else [earlier.lags]
+        for moment, found in zip(moments, energies, strict=True):
+            lags = np.zeros((1, span.window, len(found.noise)))
+            steps = min(moment, span.window)
+            length = padded_length(steps)
+            left = 1.0 if causal or patterns is None else noise_left(patterns, length)
+            floor = found.noise * left
+            lags[0, :steps] = scipy.fft.irfft(gains(found.signal, floor, strength), length, axis=0)[:steps]
+            kept.append(lags)
+        if earlier is None:
+            last = energies[-1]
+            aside = (patterns, gains(last.pattern_signal, last.pattern_noise, strength))
+            return cls(np.concatenate(kept), moments, causal, span.before, span.age, *aside)
+        moments = earlier.epochs + moments
+        used = int(np.searchsorted(moments, span.age - span.window + 1, side="right")) - 1
+        return cls(np.concatenate(kept)[used:], moments[used:], causal, span.before, span.age)
+
+    @property
+    def aside(self) -> tuple[Floats, Floats]:
+        """The patterns, (T, q), and their gains, (q, r); where there are none, with q = 0."""
+        if self.patterns is None or self.pattern_gains is None:
+            return no_patterns(self.n_steps), np.zeros((0, self.rank))
+        return self.patterns, self.pattern_gains
 
     @cached_property
     def _aside(self) -> Floats:
         """B, (T, q + 1)."""
-        return with_mean(self.patterns)
+        return with_mean(self.aside[0])
 
     @cached_property
     def _gains(self) -> Floats:
         """The gains of the columns of B, (q + 1, r)."""
-        return np.vstack([np.ones((1, self.rank)), self.pattern_gains])
+        return np.vstack([np.ones((1, self.rank)), self.aside[1]])
 
     def _smoothed(self, columns: Floats) -> Floats:
         """Return K times columns, (T, p, r), of every direction."""
@@ -407,31 +508,38 @@ class TimeKernel:
 
     def matrix(self, c: int, steps: Ints) -> Floats:
         """Return H of direction c at some steps, (len(steps), T)."""
-        t, s = np.asarray(steps)[:, None], np.arange(self.n_steps)[None]
-        if not self.causal:
-            B, (A, rest) = self._aside, self._around
-            K = self.lags[0, np.abs(t - s), c]
-            return np.asarray(K - A[steps, :, c] @ B.T + B[steps] @ rest[:, :, c].T)
-        epoch = np.searchsorted(self.epochs, np.asarray(steps) + 1, side="right") - 1
-        lag = t - s
-        H = np.where(lag >= 0, self.lags[epoch[:, None], np.abs(lag), c], 0.0)
-        H *= np.where(lag > 0, 2.0, 1.0)
-        rest = (1.0 - H.sum(axis=1)) / (np.asarray(steps) + 1)
-        return np.asarray(H + np.where(lag >= 0, rest[:, None], 0.0))
+        if self.causal:
+            return self._causal(np.asarray(steps), c)
+        t, s, B, (A, D) = np.asarray(steps)[:, None], np.arange(self.n_steps), self._aside, self._around
+        return np.asarray(self.lags[0, np.abs(t - s), c] - A[steps, :, c] @ B.T + B[steps] @ D[:, :, c].T)
 
     def weights(self, step: int) -> Floats:
         """Return H of all directions at one step, (T, r)."""
-        T, s = self.n_steps, np.arange(self.n_steps)
-        if not self.causal:
-            B, (A, rest) = self._aside, self._around
-            around = np.einsum("m,smr->sr", B[step], rest) - B @ A[step]
-            return np.asarray(self.lags[0, np.abs(step - s)] + around)
-        epoch = int(np.searchsorted(self.epochs, step + 1, side="right")) - 1
-        H = np.zeros((T, self.rank))
-        H[: step + 1] = self.lags[epoch, step::-1] if step else self.lags[epoch, :1]
-        H[:step] *= 2.0
-        H[: step + 1] += (1.0 - H.sum(axis=0)) / (step + 1)
-        return H
+        if self.causal:
+            return np.asarray(self._causal(np.array([step]), slice(None))[0])
+        s, B, (A, D) = np.arange(self.n_steps), self._aside, self._around
+        around = np.einsum("m,smr->sr", B[step], D) - B @ A[step]
+        return np.asarray(self.lags[0, np.abs(step - s)] + around)
+
+    @cached_property
+    def _one_sided(self) -> tuple[Floats, Floats]:
+        """κ⁺ of every epoch and lag, and what is left for the mean of the last 1 … T steps, per step."""
+        T = self.span.window
+        kappa = self.lags * np.where(np.arange(T) > 0, 2.0, 1.0)[:, None]
+        # A running sum: the same to the bit, wherever in a window a step is.
+        return kappa, (1.0 - np.cumsum(kappa, axis=1)) / np.arange(1, T + 1)[:, None]
+
+    def _causal(self, steps: Ints, c: int | slice) -> Floats:
+        """Return H of some directions at some steps, (len(steps), n_steps), or with the directions last."""
+        kappa, mean = self._one_sided
+        over = self.span.first + steps + 1
+        n = np.minimum(over, self.span.window)
+        epoch = np.searchsorted(self.epochs, over, side="right") - 1
+        lag = steps[:, None] - np.arange(self.n_steps)
+        reached = (lag >= 0) & (lag < n[:, None])
+        H = kappa[epoch[:, None], np.where(reached, lag, 0), c] + mean[epoch, n - 1, c][:, None]
+        H[~reached] = 0.0
+        return np.asarray(H)
 
     @cached_property
     def spread(self) -> Floats:
@@ -466,17 +574,18 @@ def learn_kernel(
     patterns: Floats | None = None,
 ) -> TimeKernel:
     """Learn the kernel from the rows of all blocks."""
-    found: list[Energies] = []
-    aside = no_patterns(n_steps) if patterns is None else patterns
+    span, found = Span(n_steps), list[Energies]()
     for rows in blocks:
-        found = add_energies(found, epoch_energies(rows, causal, aside))
-    return TimeKernel.learn(found, n_steps, causal, strength, aside)
+        found = add_energies(found, epoch_energies(rows, span, causal, patterns))
+    return TimeKernel.learn(found, span, causal, strength, patterns=patterns)
 
 
-def epoch_energies(rows: ActiveRows, causal: bool, patterns: Floats) -> list[Energies]:
+def epoch_energies(
+    rows: ActiveRows, span: Span, causal: bool, patterns: Floats | None = None
+) -> list[Energies]:
     """Return the energies of a block at every epoch."""
-    moments = epochs(rows.n_steps, causal)
-    return [block_energies(rows if at == rows.n_steps else rows.until(at), patterns[:at]) for at in moments]
+    aside = None if causal else patterns
+    return [block_energies(rows.between(*span.past(at)), aside) for at in span.epochs(causal)]
 
 
 def add_energies(left: Sequence[Energies], right: Sequence[Energies]) -> list[Energies]:
@@ -488,14 +597,16 @@ def filter_rows(rows: ActiveRows, kernel: TimeKernel, steps: Ints) -> NDArray[An
     """Return the vectors of a block's nodes at some steps, (n_nodes, len(steps), r).
 
     Z_l = Y_l H_lᵀ: of few steps by weights of the active rows, else by a product per direction, sparse or
-    dense, or by transforms of whole rows; whichever is cheapest.
+    dense, or by transforms of whole rows; whichever is cheapest. What a chain has published must stay the
+    same to the bit: there always by the sparse product, which adds up the active steps of a row one by one,
+    so that neither other rows nor steps of weight 0 before and after make a difference.
     """
     T, asked, active = rows.n_steps, len(steps), len(rows.node)
     out = np.zeros((rows.n_nodes, asked, rows.rank), dtype=rows.values.dtype)
     if not active:
         return out
     present, starts = np.unique(rows.node, return_index=True)
-    if asked <= FEW_STEPS:
+    if asked <= FEW_STEPS and not kernel.age:
         for at, step in enumerate(steps):
             weights = kernel.weights(int(step)).astype(out.dtype)
             out[present, at] = np.add.reduceat(rows.values * weights[rows.step], starts, axis=0)
@@ -507,7 +618,7 @@ def filter_rows(rows: ActiveRows, kernel: TimeKernel, steps: Ints) -> NDArray[An
         "dense": DENSE_COST * len(present) * T * asked + matrix,
         "fft": np.inf if kernel.causal else 3 * FFT_COST * len(present) * length * np.log2(max(length, 2)),
     }
-    how = min(costs, key=lambda name: costs[name])
+    how = "sparse" if kernel.age else min(costs, key=lambda name: costs[name])
     size = max(1, BLOCK_NUMBERS // length)
     for c in range(rows.rank):
         y = rows.direction(c)
@@ -534,11 +645,25 @@ def noise_levels(rows: ActiveRows, kernel: TimeKernel, steps: Ints) -> NDArray[n
     """Return the noise of every vector, (n_nodes, len(steps)): its length if the events were unrelated.
 
     noise_i(t)² = Σ_l N_il·Σ_s H_l(t, s)², with N_il = Σ over the node's entries of w²·V_jl² / T: the variance
-    that its own events would leave if each had come at any step, alone.
+    that its own events would leave if each had come at any step, alone. Of a chain these are the events of
+    the steps that reach t, over as many steps: nothing after t counts.
     """
+    if kernel.age:
+        return _past_noise(rows, kernel, steps)
     own = np.zeros((rows.n_nodes, rows.rank))
     np.add.at(own, rows.node, rows.noise)
     return np.sqrt(own / max(rows.n_steps, 1) @ kernel.spread[steps].T).astype(np.float32)
+
+
+def _past_noise(rows: ActiveRows, kernel: TimeKernel, steps: Ints) -> NDArray[np.float32]:
+    """Return the noise of the vectors of a chain, added up as in `filter_rows`."""
+    squares = np.zeros((rows.n_nodes, len(steps)))
+    events, mean = replace(rows, values=rows.noise), replace(kernel, lags=np.zeros_like(kernel.lags))
+    H = mean.matrix(0, steps)
+    for c in range(rows.rank):
+        spread = np.cumsum(np.square(kernel.matrix(c, steps)), axis=1)[:, -1]
+        squares += (events.direction(c) @ H.T) * spread
+    return np.sqrt(squares).astype(np.float32)
 
 
 def find_pairs(tensor: TemporalTensor, i: Ints, j: Ints) -> NDArray[np.int64]:
@@ -564,9 +689,7 @@ class PairFilter:
     @classmethod
     def learn(cls, tensor: TemporalTensor, *, causal: bool = False, strength: float = 1.0) -> PairFilter:
         """Learn the kernel of the pairs."""
-        values = np.asarray(tensor.values, dtype=np.float64)[:, None]
-        sizes = (tensor.n_pairs, tensor.n_steps, tensor.entry_pairs, np.asarray(tensor.steps))
-        rows = ActiveRows(*sizes, values, np.square(values))
+        rows = NodeEntries.of(tensor).pairs()
         return cls(tensor, learn_kernel([rows], tensor.n_steps, causal=causal, strength=strength))
 
     def at(self, step: int, i: Ints, j: Ints) -> Floats:

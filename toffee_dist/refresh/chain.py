@@ -7,12 +7,13 @@ from dataclasses import replace
 from toffee_dist.batch import solve
 from toffee_dist.batch.chain import Chain
 from toffee_dist.batch.job import Job
+from toffee_dist.batch.past import NO_PAST, Past
 from toffee_dist.batch.plan import Shape, Stage, compare_stage, wanted_parts
 from toffee_dist.batch.write_outputs import OutputFolder
 from toffee_dist.errors import UnfinishedError
 from toffee_dist.kernels.embedding import TimeWeights
 from toffee_dist.limits import Limits
-from toffee_dist.refresh import align, drift, links
+from toffee_dist.refresh import align, append, drift, links
 from toffee_dist.refresh.expiry import ExpireTask, expire_nodes
 from toffee_dist.refresh.gate import judge
 from toffee_dist.refresh.warm import KeepTask, keep_slices
@@ -41,6 +42,7 @@ class RefreshChain(Chain):
 
     def __init__(self, settings: RefreshConfig, following: Following) -> None:
         self.settings, self._following = settings, following
+        self._past = NO_PAST
         self.alignment: AlignmentRecord | None = None
         self.links: LinksRecord | None = None
 
@@ -58,6 +60,11 @@ class RefreshChain(Chain):
     def rotated(self) -> bool:
         """Whether a rotation onto the previous run was found."""
         return self.alignment is not None
+
+    @property
+    def past(self) -> Past:
+        """What the trajectory goes on from: of a causal one, that of the previous run."""
+        return self._past
 
     def stages(self, shape: Shape, limits: Limits) -> tuple[Stage, ...]:
         """Return what the chain adds to the plan."""
@@ -84,7 +91,11 @@ class RefreshChain(Chain):
         return Starts(str(self.following.warm), str(kept) if kept.exists() else "")
 
     def align(self, job: Job, zero: ZeroSlice | None) -> None:
-        """Find the rotation onto the previous run, and what its vectors know of the held-out links."""
+        """Find the rotation onto the previous run, and what its vectors know of the held-out links.
+
+        A causal trajectory is not turned: its new nodes are, into the axes that it has.
+        """
+        self._past = self._find_past(job)
         if not self.previous or zero is None:
             return
         run, outputs = str(job.run.path), _roles(job)
@@ -119,6 +130,23 @@ class RefreshChain(Chain):
         parts = [replace(asked, index=index) for index in range(len(job.bounds) - 1)]
         links.write_links(asked, job.map("links", links.find_links, parts))
         self.links = links.score_links(asked, job.map("links", links.look_up, parts))
+
+    def _find_past(self, job: Job) -> Past:
+        """Return what the trajectory goes on from; leave its basis, with the rows of new nodes."""
+        if not job.config.appends:
+            return NO_PAST
+        begun = Past(age=job.shape.n_steps)
+        if self.following.append is None:
+            return begun
+        first = append.BasisTask(str(job.run.path), self.previous, job.bounds)
+        blocks = [replace(first, index=index) for index in range(len(job.bounds) - 1)]
+        job.map("append", append.find_fixed, [first])
+        sums = job.map("append", append.add_up_block, blocks)
+        if not append.write_map(job.run, job.config.rank, sums):
+            job.progress.say("trajectory: too few nodes are in both runs to append to it, so it begins anew")
+            return begun
+        job.map("append", append.write_rows, blocks)
+        return append.make_past(job.run, RunFolder.at(self.previous), self.following.append)
 
     def space(self) -> str:
         """Return that of the previous run, where enough nodes are in both to say how its axes lie."""

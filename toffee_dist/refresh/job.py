@@ -23,6 +23,7 @@ from toffee_dist.ingest.files import find_files, fingerprint
 from toffee_dist.ingest.prepare import find_newest
 from toffee_dist.limits import LIMITS, Limits
 from toffee_dist.progress import Progress
+from toffee_dist.refresh.append import find_appended
 from toffee_dist.refresh.chain import RefreshChain
 from toffee_dist.refresh.gate import judge
 from toffee_dist.refresh.history import remove_old_runs
@@ -192,6 +193,8 @@ def _refresh(config: RefreshConfig, out: Path, progress: Progress, limits: Limit
         following = follow(config, latest, before, window, following)
         if following.cold:
             progress.say(f"slices start from scratch: {following.cold}")
+        if config.appends and following.append is None:
+            progress.say(f"trajectory: run {latest.run_id} has none to append to, so it begins anew")
     else:
         progress.say("no earlier run to follow: this one begins a chain")
     since, until = window.texts
@@ -214,6 +217,7 @@ def follow(
         expire=find_expiry(config, window),
         warm=warm,
         cold=cold,
+        append=find_appended(config, latest, before, window),
     )
 
 

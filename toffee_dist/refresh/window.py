@@ -103,11 +103,14 @@ def find_expiry(config: RefreshConfig, window: Window) -> int | None:
     if config.expire is None:
         return None
     length, last = (_length(text, window.scale) for text in (config.expire, config.last or ""))
-    if length is None or last is None or length < last:
+    if length is None or last is None or length < last * (2 if config.appends else 1):
+        least = f"{config.last}, the window's"
+        if config.appends:
+            least = f"twice {config.last}, the window's: a causal trajectory keeps the links of two windows"
         raise ConfigError(
             "expire",
             got=config.expire,
-            allowed=f"a length of at least {config.last}, the window's",
+            allowed=f"a length of at least {least}",
             remedy="Write it as 365d, or leave it out to keep every node.",
         )
     return window.until - length * window.scale.ticks

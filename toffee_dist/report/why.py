@@ -22,15 +22,15 @@ LEAST = 0.05
 def explain_node(compact: CompactTrajectory, row: int, grid: TimeGrid) -> dict[str, Any]:
     """Return shares of a node's neighbours in its mean vector and in its largest move, and of its rhythms.
 
-    The mean of all steps is exactly the sum over the node's entries of w·V_j/T: every column of the kernel
-    sums to 1. Neighbours are rows.
+    The mean of all steps is the sum over the node's entries of w·V_j times the mean of the kernel: 1/T where
+    it is two-sided, since every column then sums to 1. Neighbours are rows.
     """
     T = compact.n_steps
     path = compact.read(row, row + 1, np.arange(T))[0].astype(np.float64)
-    found: dict[str, Any] = {"links": _links(compact, row, np.full((T, 1), 1 / T), path.mean(axis=0))}
+    found: dict[str, Any] = {"links": _links(compact, row, compact.mean_weights, path.mean(axis=0))}
     if T > 1 and path.any():
         to = 1 + int(np.linalg.norm(np.diff(path, axis=0), axis=1).argmax())
-        weights = compact.kernel.weights(to) - compact.kernel.weights(to - 1)
+        weights = compact.weights(to) - compact.weights(to - 1)
         found["move"] = {"step": to, "links": _links(compact, row, weights, path[to] - path[to - 1])}
         # Energy by frequency, without the mean: m_k·‖Ẑ_k‖².
         energy = np.square(np.abs(np.fft.rfft(path, axis=0)[1:])).sum(axis=1)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from toffee_dist.errors import ConfigError, InputError
 from toffee_dist.kernels.embedding import step_weights
 from toffee_dist.kernels.explain import LinkSum, RhythmSum
+from toffee_dist.kernels.filter import NodeEntries
 from toffee_dist.results.neighbors import Best, describe_rows
 from toffee_dist.results.nodes import Node, find_node, find_step
 from toffee_dist.results.published import PublishedRun
@@ -126,6 +127,9 @@ def explain(
     found = find_node(run, node, space)
     grid, rank = run.grid, run.rank
     entries = compact.entries(found.row, found.row + 1)
+    if at is None and between is None:
+        # The one vector is of the window alone.
+        entries = entries.since(compact.before)
     if not len(entries.step):
         raise InputError(
             f"{node!r} has no links to explain",
@@ -136,17 +140,17 @@ def explain(
     rhythm: RhythmSum | None = None
     if at is None and between is None:
         about = "over all time"
-        vector, total = _over_all_time(run, compact, found.row)
+        vector, total = _over_all_time(run, entries, found.row)
     else:
         first, last = (None, at) if between is None else between
         step = find_step(grid, last)  # type: ignore[arg-type]
         earlier = None if first is None else find_step(grid, first)
-        weights = compact.kernel.weights(step)
+        weights = compact.weights(step)
         path = compact.read(found.row, found.row + 1, np.arange(run.n_steps))[0].astype(np.float64)
         vector = path[step]
         about = f"at {grid.show(step)}"
         if earlier is not None:
-            weights = weights - compact.kernel.weights(earlier)
+            weights = weights - compact.weights(earlier)
             vector = vector - path[earlier]
             about = f"from {grid.show(earlier)} to {grid.show(step)}"
         turn = np.eye(rank) if compact.rotation is None else np.asarray(compact.rotation, dtype=np.float64)
@@ -156,8 +160,8 @@ def explain(
     direction = vector / length if length > 0 else np.zeros(rank)
     along = total.along(direction)
     everything = total.total()
-    links = _by_link(run, total, everything, along, k)
-    steps = _by_step(grid, total, everything, along, k)
+    links = _by_link(run, total, everything, along, k, compact.before)
+    steps = _by_step(grid, total, everything, along, k, compact.before)
     rest = vector - everything if rhythm is None else np.zeros(rank)
     return Explanation(
         found,
@@ -183,7 +187,7 @@ def _links_of(run: PublishedRun) -> CompactTrajectory:
     return table.compact
 
 
-def _over_all_time(run: PublishedRun, compact: CompactTrajectory, row: int) -> tuple[Floats, LinkSum]:
+def _over_all_time(run: PublishedRun, entries: NodeEntries, row: int) -> tuple[Floats, LinkSum]:
     """Return the one vector of a node, and the sum over its links that it is, but for the solver's rest."""
     table = run.vectors("embedding")
     if not run.folder.fold_weights.exists():
@@ -199,7 +203,7 @@ def _over_all_time(run: PublishedRun, compact: CompactTrajectory, row: int) -> t
     weights = run.folder.read_fold_weights(run.rank)[0]
     in_time = step_weights(run.manifest.config.reduce, run.n_steps)
     H = np.ones((run.n_steps, 1)) if in_time is None else in_time[:, None]
-    entries = compact.entries(row, row + 1)
+    H = np.pad(H, [(entries.n_steps - run.n_steps, 0), (0, 0)])
     [vector] = read_nodes(table, [row]).astype(np.float64)
     return vector, LinkSum(entries, lambda nodes: read_nodes(others, nodes), H, Q.T @ (weights[:, None] * Q))
 
@@ -208,34 +212,41 @@ def _largest(shares: Floats, k: int) -> NDArray[np.int64]:
     return np.argsort(-np.abs(shares), kind="stable")[:k]
 
 
-def _by_link(run: PublishedRun, total: LinkSum, everything: Floats, along: Floats, k: int) -> Parts:
-    entries = total.entries
+def _show(grid: TimeGrid, step: int) -> str:
+    """Return when a step begins; one before the window where that can be told."""
+    return grid.show(step) if step >= 0 or grid.width else f"{-step} steps before the window"
+
+
+def _by_link(
+    run: PublishedRun, total: LinkSum, everything: Floats, along: Floats, k: int, before: int
+) -> Parts:
+    entries, step = total.entries, total.entries.step - before
     nodes, place = np.unique(entries.target, return_inverse=True)
     shares = np.bincount(place, along, minlength=len(nodes)).astype(np.float64)
     chosen = _largest(shares, k)
     count = np.bincount(place, minlength=len(nodes))
-    first, last = np.full(len(nodes), run.n_steps), np.full(len(nodes), -1)
-    np.minimum.at(first, place, entries.step)
-    np.maximum.at(last, place, entries.step)
+    first, last = np.full(len(nodes), run.n_steps), np.full(len(nodes), -before)
+    np.minimum.at(first, place, step)
+    np.maximum.at(last, place, step)
     columns: dict[str, Any] = {
         "links": count[chosen],
-        "first": [run.grid.show(int(step)) for step in first[chosen]],
-        "last": [run.grid.show(int(step)) for step in last[chosen]],
+        "first": [_show(run.grid, int(at)) for at in first[chosen]],
+        "last": [_show(run.grid, int(at)) for at in last[chosen]],
         "share": shares[chosen],
     }
     table = describe_rows(run, nodes[chosen].astype(np.int64), **columns)
     return _parts(table, total.parts(entries.target, nodes[chosen]), everything, shares)
 
 
-def _by_step(grid: TimeGrid, total: LinkSum, everything: Floats, along: Floats, k: int) -> Parts:
-    step = total.entries.step
+def _by_step(grid: TimeGrid, total: LinkSum, everything: Floats, along: Floats, k: int, before: int) -> Parts:
+    step = total.entries.step - before
     steps, place = np.unique(step, return_inverse=True)
     shares = np.bincount(place, along, minlength=len(steps)).astype(np.float64)
     chosen = _largest(shares, k)
     table = pl.DataFrame(
         {
             "step": steps[chosen],
-            "start": [grid.show(int(at)) for at in steps[chosen]],
+            "start": [_show(grid, int(at)) for at in steps[chosen]],
             "links": np.bincount(place, minlength=len(steps))[chosen],
             "share": shares[chosen],
         }

@@ -10,6 +10,10 @@
     compact/activity.npy                             entries of all nodes at every step
     compact/header.json                              sizes, blocks, whether causal; written last
 
+A causal chain also keeps entries of steps before its window, as far as the kernel of its first step reaches:
+steps on storage count from the first of these, and so do those of `entries`. Whoever asks for vectors counts
+from the first step of the window, as everywhere.
+
 One node needs its entries and the basis of their targets; one step a pass over the blocks.
 """
 
@@ -30,15 +34,15 @@ from toffee_dist.errors import InputError
 from toffee_dist.kernels.filter import (
     ActiveRows,
     NodeEntries,
+    Span,
     TimeKernel,
     filter_rows,
-    no_patterns,
     noise_levels,
 )
 from toffee_dist.storage.files import map_array, read_array, save_array
 from toffee_dist.storage.manifest import Count, Record, SpaceId, read_record, write_record
 from toffee_dist.storage.paths import as_remote
-from toffee_dist.tensor import Floats, Ints, TemporalTensor, index_dtype
+from toffee_dist.tensor import Floats, Ints, index_dtype
 
 FORMAT: Final = 1
 HEADER = "header.json"
@@ -49,7 +53,10 @@ BLOCK_BYTES = 64 * 2**20
 
 
 class CompactHeader(Record):
-    """header.json: the first node of every block and the number of nodes, and what the kernels are."""
+    """header.json: the first node of every block and the number of nodes, and what the kernels are.
+
+    `before` and `age` are those of a causal chain, see `kernels.filter.Span`.
+    """
 
     format: Literal[1] = FORMAT
     cuts: tuple[Count, ...] = Field(min_length=2)
@@ -57,15 +64,19 @@ class CompactHeader(Record):
     causal: bool
     directed: bool
     space_id: SpaceId | None = None
+    before: Count = 0
+    age: Count = 0
     patterns: Count = 0
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
-        """Refuse blocks and epochs that are not in order."""
+        """Refuse blocks and epochs that are not in order, and a chain that is no causal one."""
         if self.cuts[0] != 0 or any(a >= b for a, b in pairwise(self.cuts)):
             raise ValueError("blocks that are not in order")
         if any(a >= b for a, b in pairwise(self.epochs)):
             raise ValueError("epochs that are not in order")
+        if self.before >= max(self.age, 1) or (self.age and not self.causal):
+            raise ValueError(f"{self.before} steps before the window of a chain of {self.age}")
         return self
 
 
@@ -74,24 +85,23 @@ def array_of(folder: Path, block: int, name: str) -> Path:
     return folder / f"{block:05d}-{name}.npy"
 
 
-def write_entries(folder: Path, block: int, tensor: TemporalTensor, basis: NDArray[Any]) -> None:
+def write_entries(folder: Path, block: int, entries: NodeEntries, basis: NDArray[Any]) -> None:
     """Write the entries of a block of nodes, and its rows of the basis.
 
     Parameters
     ----------
     folder, block
         Where, and its number.
-    tensor
-        Of the nodes of the block alone (`TemporalTensor.take_rows`).
+    entries
+        Of the nodes of the block.
     basis
         The rows of V of these nodes.
     """
-    pairs = np.asarray(tensor.tube_ptr)
     arrays = {
-        "starts": pairs[np.asarray(tensor.indptr)].astype(np.int64),
-        "target": np.repeat(np.asarray(tensor.indices), np.diff(pairs)),
-        "step": np.asarray(tensor.steps, dtype=np.uint16 if tensor.n_steps <= 2**16 else np.int32),
-        "value": np.asarray(tensor.values, dtype=np.float32),
+        "starts": np.searchsorted(entries.node, np.arange(entries.n_nodes + 1)).astype(np.int64),
+        "target": entries.target,
+        "step": np.asarray(entries.step, dtype=np.uint16 if entries.n_steps <= 2**16 else np.int32),
+        "value": np.asarray(entries.value, dtype=np.float32),
         "basis": basis,
     }
     for name, array in arrays.items():
@@ -117,17 +127,25 @@ def write_kernel(
     save_array(folder / "activity.npy", activity)
     save_array(folder / "kernel.npy", kernel.lags)
     save_array(folder / "pairs.npy", pairs.lags)
-    save_array(folder / "patterns.npy", kernel.patterns)
-    save_array(folder / "gains.npy", kernel.pattern_gains)
+    for name, array in zip(PATTERNS, kernel.aside, strict=True):
+        save_array(folder / name, array)
     header = CompactHeader(
         cuts=cuts,
         epochs=kernel.epochs,
         causal=kernel.causal,
         directed=directed,
         space_id=space_id,
-        patterns=kernel.patterns.shape[1],
+        before=kernel.before,
+        age=kernel.age,
+        patterns=kernel.aside[0].shape[1],
     )
     write_record(folder / HEADER, header)
+
+
+def find_chain(folder: Path) -> CompactHeader | None:
+    """Return the header of a trajectory that steps can be appended to; None where there is none."""
+    header = read_record(folder / HEADER, CompactHeader) if (folder / HEADER).exists() else None
+    return header if header is not None and header.age else None
 
 
 @dataclass(eq=False)
@@ -138,12 +156,17 @@ class CompactTrajectory:
     ----------
     folder
         Where it is.
-    rotation
+    turn
         The r×r rotation of the run's vectors, where there is one.
     """
 
     folder: Path
-    rotation: NDArray[Any] | None = None
+    turn: NDArray[Any] | None = None
+
+    @property
+    def rotation(self) -> NDArray[Any] | None:
+        """The rotation of the trajectory: that of the run, but a causal chain keeps the axes it began in."""
+        return None if self._header.age else self.turn
 
     @cached_property
     def _header(self) -> CompactHeader:
@@ -190,23 +213,69 @@ class CompactTrajectory:
         epochs = self._header.epochs
         if lags.ndim != 3 or len(lags) != len(epochs):
             raise self._damaged(name, ValueError(f"shape {lags.shape} of {len(epochs)} epochs"))
-        aside = no_patterns(lags.shape[1]), np.zeros((0, lags.shape[2]))
-        return TimeKernel(np.asarray(lags, dtype=np.float64), epochs, self._header.causal, *aside)
+        before, age, T = self._header.before, self._header.age, lags.shape[1]
+        # So that every step of the window has an epoch, and an appended one is not long in coming.
+        chain = Span(T, before, age)
+        known = epochs[0] <= age - T + 1 and epochs[-1] <= age < chain.next_epoch(epochs[-1])
+        if age and not (before < T <= age - before and known):
+            raise self._damaged(HEADER, ValueError(f"a chain of {age} steps with windows of {T}"))
+        return TimeKernel(np.asarray(lags, dtype=np.float64), epochs, self._header.causal, before, age)
+
+    @property
+    def before(self) -> int:
+        """Steps before the window of which entries are kept."""
+        return self._header.before
 
     @property
     def n_steps(self) -> int:
         """T."""
-        return self.kernel.n_steps
+        return self.kernel.span.window
 
     @cached_property
     def activity(self) -> NDArray[np.int64]:
-        """Entries of all nodes at every step, counted."""
-        total = np.zeros(self.n_steps, dtype=np.int64)
-        for block in range(len(self.cuts) - 1):
+        """Entries of all nodes at every step of the window, counted."""
+        total = np.zeros(self.kernel.n_steps, dtype=np.int64)
+        for block in range(self._blocks):
             step = self._read(array_of(self.folder, block, "step"))
-            self._check(step, self.n_steps, "step")
-            total += np.bincount(step, minlength=self.n_steps)
-        return total
+            self._check(step, len(total), "step")
+            total += np.bincount(step, minlength=len(total))
+        return total[self.before :]
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64]:
+        """How many entries every node has."""
+        found = [np.diff(self._read(array_of(self.folder, block, "starts"))) for block in range(self._blocks)]
+        counts = np.concatenate(found)
+        if len(counts) != self.n_nodes or (counts < 0).any():
+            raise self._damaged("starts", ValueError("entries that are not in order"))
+        return counts
+
+    def targets(self) -> NDArray[np.bool_]:
+        """Return which nodes are the target of an entry."""
+        found = np.zeros(self.n_nodes, dtype=bool)
+        for block in range(self._blocks):
+            target = self._read(array_of(self.folder, block, "target"))
+            self._check(target, self.n_nodes, "target")
+            found[target] = True
+        return found
+
+    @property
+    def _blocks(self) -> int:
+        return len(self.cuts) - 1
+
+    def weights(self, step: int) -> Floats:
+        """Return H of all directions at one step of the window, (steps of entries, r)."""
+        return self.kernel.weights(self.before + step)
+
+    @cached_property
+    def mean_weights(self) -> Floats:
+        """The mean of H over the window, (steps of entries, r or 1)."""
+        if not self._header.age:
+            return np.full((self.n_steps, 1), 1 / self.n_steps)
+        total = np.zeros((self.kernel.n_steps, self.rank))
+        for step in range(self.n_steps):
+            total += self.weights(step)
+        return total / self.n_steps
 
     @property
     def rank(self) -> int:
@@ -232,8 +301,8 @@ class CompactTrajectory:
             found.append((node, *arrays))
         node, target, step, value = (np.concatenate(column) for column in zip(*found, strict=True))
         self._check(target, self.n_nodes, "target")
-        self._check(step, self.n_steps, "step")
-        return NodeEntries(stop - start, self.n_steps, node, target, step.astype(np.int64), value)
+        self._check(step, self.kernel.n_steps, "step")
+        return NodeEntries(stop - start, self.kernel.n_steps, node, target, step.astype(np.int64), value)
 
     def basis(self, nodes: Ints) -> NDArray[Any]:
         """Return the rows of V of some nodes, in ascending order."""
@@ -267,7 +336,11 @@ class CompactTrajectory:
 
     def read(self, start: int, stop: int, steps: Ints) -> NDArray[np.float32]:
         """Return the vectors of the nodes [start, stop) at some steps, (nodes, steps, r)."""
-        return self.turned(filter_rows(self.rows(start, stop, noise=False), self.kernel, steps))
+        return self.filtered(self.rows(start, stop, noise=False), steps)
+
+    def filtered(self, rows: ActiveRows, steps: Ints) -> NDArray[np.float32]:
+        """Return the vectors of some rows at some steps, (nodes, steps, r)."""
+        return self.turned(filter_rows(rows, self.kernel, self.before + np.asarray(steps)))
 
     def turned(self, Z: NDArray[Any]) -> NDArray[np.float32]:
         """Return vectors in the axes of the run."""
@@ -280,12 +353,12 @@ class CompactTrajectory:
         size = self.nodes_at_once(len(steps))
         for start in range(0, len(wanted), size):
             part = wanted[start : start + size]
-            entries = self._entries_of(part)
+            entries = self.entries_of(part)
             rows = entries.project(lambda targets: self.basis(targets).astype(np.float64), noise=False)
-            out[start : start + size] = self.turned(filter_rows(rows, self.kernel, steps))
+            out[start : start + size] = self.filtered(rows, steps)
         return out[where]
 
-    def _entries_of(self, nodes: Ints) -> NodeEntries:
+    def entries_of(self, nodes: Ints) -> NodeEntries:
         """Return the entries of some nodes, ascending, which count from 0; neighbours are read at once."""
         breaks = np.flatnonzero(np.diff(nodes) > 1) + 1
         parts, before = [], 0
@@ -294,15 +367,19 @@ class CompactTrajectory:
             parts.append((found.node + before, found.target, found.step, found.value))
             before += len(run)
         columns = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return NodeEntries(len(nodes), self.n_steps, *columns)
+        return NodeEntries(len(nodes), self.kernel.n_steps, *columns)
 
     def noise(self, start: int, stop: int, steps: Ints) -> NDArray[np.float32]:
         """Return the noise of the vectors of [start, stop) at some steps, (nodes, steps)."""
-        return noise_levels(self.rows(start, stop), self.kernel, steps)
+        return self.noise_of(self.rows(start, stop), steps)
+
+    def noise_of(self, rows: ActiveRows, steps: Ints) -> NDArray[np.float32]:
+        """Return the noise of the vectors of some rows at some steps, (nodes, steps)."""
+        return noise_levels(rows, self.kernel, self.before + np.asarray(steps))
 
     def pair_rates(self, i: Ints, j: Ints, step: int) -> Floats:
         """Return what the own entries of pairs tell of their rates at a step; 0 of pairs never seen."""
-        weights = self.pair_kernel.weights(step)[:, 0]
+        weights = self.pair_kernel.weights(self.before + step)[:, 0]
         found = np.zeros(len(i))
         order = np.argsort(i, kind="stable")
         for pairs in np.split(order, np.flatnonzero(np.diff(np.asarray(i)[order])) + 1):

@@ -58,6 +58,12 @@ class EarlierRows:
         stop = max(start, min(stop, self.shared))
         return np.arange(start, stop) if self._kept is None else self._kept[start:stop]
 
+    def find(self, rows: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+        """Return the rows in the later run of rows of the earlier one; -1 of nodes that it has forgotten."""
+        if self._kept is None:
+            return np.asarray(rows, dtype=np.int64)
+        return np.where(np.isin(rows, self._kept), np.searchsorted(self._kept, rows), -1)
+
     def columns(self, names: list[str], start: int, stop: int) -> pa.Table | None:
         """Return columns of the node table of those of [start, stop) that it has; None where it has none."""
         rows = self.rows(start, stop)

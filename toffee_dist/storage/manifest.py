@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from toffee_dist.errors import InputError
-from toffee_dist.settings import MAX_RANK, RUN_NAME
+from toffee_dist.settings import MAX_RANK, MAX_STEPS, RUN_NAME
 from toffee_dist.storage.files import read_json, write_json
 from toffee_dist.storage.spaces import old_space
 from toffee_dist.timegrid import TimeGrid
@@ -114,6 +114,8 @@ class Following(Record):
         Why they start from scratch.
     expire
         Tick: nodes last seen before it are forgotten; None: nobody is.
+    append
+        Steps that are appended to the causal trajectory of the previous run; None: to none.
     """
 
     night: str
@@ -125,6 +127,7 @@ class Following(Record):
     warm: str | bool = ""
     cold: str = ""
     expire: int | None = None
+    append: Annotated[int, Field(ge=0, le=MAX_STEPS)] | None = None
 
 
 class JobRecord(Record):

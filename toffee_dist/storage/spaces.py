@@ -7,7 +7,7 @@ is no part of it.
 
 Each output has an id of its own kind: a trajectory is in the axes of the embedding but not at its scale.
 Outputs that a refresh does not turn (factors, and trajectories in other axes than the embedding's) are in a
-space of their own run.
+space of their own run; but a causal trajectory that is appended to is in that of the first of its chain.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Spaces(NamedTuple):
     outputs: dict[str, str]
 
 
-def make_spaces(config: JobConfig, outputs: Sequence[str], tensor: str, chain: str = "") -> Spaces:
+def make_spaces(
+    config: JobConfig, outputs: Sequence[str], tensor: str, chain: str = "", appended: str = ""
+) -> Spaces:
     """Return the ids of the spaces of a run.
 
     Parameters
@@ -65,6 +67,8 @@ def make_spaces(config: JobConfig, outputs: Sequence[str], tensor: str, chain: s
         Digest of the tensor of this run.
     chain
         Id of the embedding of the previous run, where the vectors were turned onto it; else empty.
+    appended
+        Id of the trajectory of the previous run, where steps are appended to it; else empty.
 
     Examples
     --------
@@ -73,15 +77,16 @@ def make_spaces(config: JobConfig, outputs: Sequence[str], tensor: str, chain: s
     False
     """
     own = _digest("space", tensor, _chosen(config, VectorSettings, _SHAPE))
-    # What turns the embedding turns these too: they are in its axes.
+    # What turns the embedding turns these too: they are in its axes. A causal chain keeps those it began in.
     turned = config.basis == "sum" and config.reduce == "sum" and config.gauge == "canonical"
+    turned = turned and not config.causal
     spaces = {}
     for output in outputs:
         if output.startswith("embedding"):
             spaces[output] = chain or own
         elif output == "trajectory":
             shape = _chosen(config, TrajectorySettings, _SHAPE_IN_TIME, VectorSettings)
-            spaces[output] = _digest("trajectory", (chain or own) if turned else own, shape)
+            spaces[output] = appended or _digest("trajectory", (chain or own) if turned else own, shape)
         else:
             spaces[output] = _digest(output, own)
     return Spaces(chain or own, spaces)
