@@ -146,6 +146,7 @@ class RefreshChain(Chain):
             job.progress.say("trajectory: too few nodes are in both runs to append to it, so it begins anew")
             return begun
         job.map("append", append.write_rows, blocks)
+        job.progress.say(f"trajectory: {self.following.append:,} steps are appended")
         return append.make_past(job.run, RunFolder.at(self.previous), self.following.append)
 
     def space(self) -> str:
