@@ -254,9 +254,14 @@ def test_a_part_that_lacks_an_active_row_is_noticed(
 @pytest.mark.parametrize("nodes", ["all", "active"])
 @pytest.mark.parametrize("precision", ["single", "half"])
 def test_the_plan_knows_the_bytes_of_dense_parts(tmp_path: Path, nodes: str, precision: str) -> None:
-    edges = write_edges(tmp_path / "edges.parquet", nodes=300, events=20_000)
-    config = filtered(edges, tmp_path / "out", rank=32, dense_nodes=nodes, dense_precision=precision)
-    outcome = start_run(config)
+    rng = np.random.default_rng(0)
+    # Six entries per active node and step, so that a row per entry would be far too many.
+    source, time = np.repeat(rng.integers(0, 300, 3000), 6), np.repeat(rng.integers(0, 40, 3000), 6)
+    table = pl.DataFrame({"source": source, "target": rng.integers(0, 300, len(source)), "time": time})
+    table.write_parquet(tmp_path / "edges.parquet")
+    options: dict[str, Any] = {"time_unit": "number", "step": "1", "rank": 32}
+    options |= {"dense_nodes": nodes, "dense_precision": precision}
+    outcome = start_run(filtered(tmp_path / "edges.parquet", tmp_path / "out", **options))
     [planned] = [stage.disk for stage in outcome.plan.stages if stage.name == "trajectory"]
     measured = sum(file.stat().st_size for file in load_run(tmp_path / "out").trajectory.files)
     assert measured <= planned <= 2 * measured
