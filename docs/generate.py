@@ -24,7 +24,12 @@ SECTIONS: dict[str, tuple[Groups, str]] = {
         "All of `ingest`, `plan`, `embed`, `refresh`, `evaluate`.",
     ),
     "What is computed": (
-        (settings.ModelSettings, settings.VectorSettings, settings.SolverSettings),
+        (
+            settings.ModelSettings,
+            settings.TrajectorySettings,
+            settings.VectorSettings,
+            settings.SolverSettings,
+        ),
         "`plan`, `embed`, `refresh`.",
     ),
     "Where it runs": (

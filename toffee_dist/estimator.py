@@ -55,7 +55,7 @@ class Toffee(BaseEstimator):  # type: ignore[misc]
         What one vector per node sums over: ``sum``, ``last:N`` or ``decay:HALF_LIFE``, in steps.
     trajectory_by
         ``filter``: each node's links, smoothed in time as far as they stand out of noise; ``als``: a low-rank
-        fit per frequency, slower, better only for the faintest rhythms.
+        fit per frequency, as in the paper, slower.
     denoise
         How strongly the filter removes noise: 1 reconstructs best, more is steadier.
     causal

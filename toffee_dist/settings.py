@@ -650,8 +650,8 @@ class TrajectorySettings(VectorSettings):
     trajectory_by: TrajectoryBy = Field(
         "filter",
         description="How a trajectory is made. filter: each node's links, smoothed in time as far as they "
-        "stand out of noise; als: a low-rank fit per frequency (--freqs), slower, better only for the "
-        "faintest rhythms. With --gauge none always als.",
+        "stand out of noise; als: a low-rank fit per frequency (--freqs), as in the paper, slower. With "
+        "--gauge none always als.",
         json_schema_extra=MODEL,
     )
     denoise: float = Field(
