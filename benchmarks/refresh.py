@@ -7,7 +7,8 @@
 Every night refreshes a rolling window in a chain (aligned, warm). Some nights, two in a row at the start, in
 the middle and at the end, are also embedded on their own (a fresh run, not aligned, cold). A classifier of
 coming links is trained on the vectors of night 1 and used, unchanged, on those of the last night. Seconds are
-those of the whole refresh but for its page for people, over the nights that were run both ways.
+those of the whole refresh but for its page for people, over the nights that were run both ways. Cosines of
+the trajectory are of the same step in two runs, the last one of the night before.
 """
 
 from __future__ import annotations
@@ -124,6 +125,7 @@ def main() -> None:
     parser.add_argument("--stream", action="store_true", help="a generated stream instead")
     parser.add_argument("--quick", action="store_true", help="a small one, for a test")
     parser.add_argument("--nights", type=int, default=30, help="length of the season, at least 2")
+    parser.add_argument("--by", default="als", choices=["als", "filter"], help="how the trajectory is made")
     options = parser.parse_args()
     one_thread()
     if options.quick:
@@ -131,9 +133,10 @@ def main() -> None:
     else:
         stream = generated(8000, 20_000, 64) if options.stream else mathoverflow(options.nights)
     with tempfile.TemporaryDirectory() as name:
-        result = season(Path(name), stream, options.nights)
+        result = season(Path(name), stream, options.nights, options.by)
     rows = [
         ("median cosine to the night before", "cosine_aligned", "cosine_unaligned"),
+        ("the same of the trajectory", "trajectory_aligned", "trajectory_unaligned"),
         ("F1 of night 1's classifier, last night", "f1_aligned", "f1_unaligned"),
         ("seconds of a refresh", "warm_seconds", "cold_seconds"),
         ("of which solving", "warm_solving", "cold_solving"),
@@ -146,14 +149,14 @@ def main() -> None:
     print_json(result)
 
 
-def season(base: Path, stream: Stream, nights: int) -> dict[str, Any]:
+def season(base: Path, stream: Stream, nights: int, by: str) -> dict[str, Any]:
     folder = base / "edges"
     folder.mkdir()
     settings = {
         "inputs": (str(folder),),
         "outputs": ("embedding", "trajectory"),
-        # Slices of many frequencies, which a warm start serves.
-        "trajectory_by": "als",
+        # By ALS: slices of many frequencies, which a warm start serves.
+        "trajectory_by": by,
         "mode": "threads",
         "workers": 1,
         "keep": 1,
@@ -163,6 +166,8 @@ def season(base: Path, stream: Stream, nights: int) -> dict[str, Any]:
     middle = nights // 2
     both = sorted({0, 1, middle, middle + 1, nights - 2, nights - 1} & set(range(nights)))
     cosines: dict[str, list[float]] = {"chain": [], "fresh": []}
+    in_time: dict[str, list[float]] = {"chain": [], "fresh": []}
+    last_step: dict[str, tuple[int, dict[Any, Any]]] = {}
     seconds: dict[str, list[float]] = {"chain": [], "fresh": []}
     solving: dict[str, list[float]] = {"chain": [], "fresh": []}
     iterations = {"chain": 0, "fresh": 0}
@@ -198,6 +203,12 @@ def season(base: Path, stream: Stream, nights: int) -> dict[str, Any]:
                 iterations[way] += done.manifest.metrics.iterations
             if (way, night - 1) in vectors:
                 cosines[way].append(median_cosine(vectors[way, night], vectors[way, night - 1]))
+            if night in both:
+                Z = run.trajectory.dask()
+                if last_step.get(way, (-2,))[0] == night - 1:
+                    now = dict(zip(ids, Z[-2].compute(), strict=True))
+                    in_time[way].append(median_cosine(now, last_step[way][1]))
+                last_step[way] = night, dict(zip(ids, Z[-1].compute(), strict=True))
             if night == 0:
                 models[way] = train(*examples(run, coming, seed=0))
             if night == nights - 1:
@@ -210,6 +221,8 @@ def season(base: Path, stream: Stream, nights: int) -> dict[str, Any]:
         "cosine_aligned": float(np.median(cosines["chain"])),
         "cosine_aligned_worst": min(cosines["chain"]),
         "cosine_unaligned": float(np.median(cosines["fresh"])),
+        "trajectory_aligned": float(np.median(in_time["chain"])),
+        "trajectory_unaligned": float(np.median(in_time["fresh"])),
         "f1_aligned": f1["chain"],
         "f1_unaligned": f1["fresh"],
         "f1_retrained": f1["retrained"],
