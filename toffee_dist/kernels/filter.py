@@ -43,8 +43,9 @@ FFT_COST, LAG_COST = 0.23, 2.8
 # Nanoseconds per direction and step: of an active (node, step) in a sparse product, and of any in a dense
 # one; measured on the same graphs in single precision: 1.1 to 1.3, and .021 to .024.
 SPARSE_COST, DENSE_COST = 1.2, 0.022
-# Nanoseconds per direction and number of H, which both products need: what decides for one node.
-MATRIX_COST = 16.0
+# Nanoseconds per direction and number of H, which both products need: what decides for one node. Measured
+# with 165, 336 and 804 steps: 2.2, 6.4 and 4.0.
+MATRIX_COST = 4.0
 # Up to this many steps are made one by one.
 FEW_STEPS = 4
 # The causal gains are learnt again when the past has grown by this share. They then never change.
