@@ -26,8 +26,9 @@ from toffee_dist.tensor import Floats, Ints, TemporalTensor
 
 # An eigenvalue counts from this many times the size of the most negative one. The largest of 48 planted
 # graphs without a pattern (mean degree .33 to 2.6 per day) was 1.4 times that, of 48 with a weekly one at
-# least 3.3; of 480 graphs of 60 nodes, half of them with heavy tails, one was above (2.6). On hidden entries of validation parts, patterns of school (3.8) add .003 to "when", one of email
-# (2.0) takes .0005 from both marks, and hypertext, workplace and fb-forum have none (.4 to .5).
+# least 3.3; of 480 graphs of 60 nodes, half of them with heavy tails, one was above (2.6). On hidden entries
+# of validation parts, patterns of school (3.8) add .003 to "when", one of email (2.0) takes .0005 from both
+# marks, and hypertext, workplace and fb-forum have none (.4 to .5).
 STANDS_OUT = 2.5
 MOST_PATTERNS = 8
 # Of few rows chance reaches further up than down: (2 + √γ) / (2 − √γ) times as far, γ steps per row. With
