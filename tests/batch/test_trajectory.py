@@ -29,8 +29,8 @@ from toffee_dist.storage.compact import write_entries
 from toffee_dist.storage.runs import find_unfinished
 from toffee_dist.storage.tensors import open_tensor
 
-# Several blocks of a small run, few enough that patterns are looked for in all of them.
-SMALL = Limits(part_bytes=1 << 17)
+# Several blocks of a small run.
+SMALL = Limits(part_bytes=1 << 14)
 
 
 @pytest.fixture(scope="module")

@@ -371,7 +371,8 @@ def filter_in_time(job: Job, past: Past) -> None:
         trajectory.BlockTask(str(run.path), index, start, stop, config.basis, config.causal, past)
         for index, (start, stop) in enumerate(pairwise(cuts))
     ]
-    looks = trajectory.look_tasks(blocks) if looks_for_patterns(job.shape.n_steps, config.causal) else []
+    n_steps = job.shape.n_steps
+    looks = trajectory.look_tasks(blocks, n_steps) if looks_for_patterns(n_steps, config.causal) else []
     job.map("patterns", trajectory.look_for_patterns, looks)
     patterns = trajectory.PatternsTask(str(run.path), tuple(look.name for look in looks))
     [count] = job.map("patterns", trajectory.choose_patterns, [patterns])

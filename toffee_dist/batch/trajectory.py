@@ -66,8 +66,9 @@ DENSE_BYTES = 256 * 2**20
 ROW_BYTES = {"all": 12, "active": 20}
 # Bytes of one entry, per direction, in the task of a block: its row of V, its y, squares in double.
 ENTRY_BYTES = 4 + 4 + 3 * 8
-# Blocks that patterns are looked for in, at the most: they are of all nodes, and some blocks tell them.
-PATTERN_BLOCKS = 16
+# Blocks that patterns are looked for in: they are of all nodes, and some blocks of a large graph tell them.
+# Between these numbers, as many as their T×T sums take up to so many bytes.
+PATTERN_BLOCKS, SUMS_BYTES = (16, 128), 1 << 29
 # Name of the patterns beside the slices, and what a block leaves there.
 PATTERNS = "patterns"
 LEFT = ("signal", "noise", "own", "activity")
@@ -178,9 +179,21 @@ class LookTask:
         return f"{PATTERNS}-{self.block.index:05d}"
 
 
-def look_tasks(blocks: Sequence[BlockTask]) -> list[LookTask]:
-    """Return the blocks that patterns are looked for in: at most `PATTERN_BLOCKS`, from all over."""
-    some = blocks[:: -(-len(blocks) // PATTERN_BLOCKS)]
+def most_looks(n_steps: int) -> int:
+    """Return how many blocks patterns are looked for in, at the most.
+
+    Examples
+    --------
+    >>> most_looks(90), most_looks(2048)
+    (128, 16)
+    """
+    fewest, most = PATTERN_BLOCKS
+    return max(fewest, min(most, SUMS_BYTES // (8 * n_steps**2)))
+
+
+def look_tasks(blocks: Sequence[BlockTask], n_steps: int) -> list[LookTask]:
+    """Return the blocks that patterns are looked for in, from all over."""
+    some = blocks[:: -(-len(blocks) // most_looks(n_steps))]
     return [LookTask(block, len(some)) for block in some]
 
 

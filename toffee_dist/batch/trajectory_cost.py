@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from toffee_dist.batch.block_cost import find_energy_axes
 from toffee_dist.batch.changes import ENTRY_NUMBERS, SAMPLE, is_watched
-from toffee_dist.batch.trajectory import ENTRY_BYTES, PATTERN_BLOCKS, Dense
+from toffee_dist.batch.trajectory import ENTRY_BYTES, Dense, most_looks
 from toffee_dist.kernels.chance import AT_ONCE
 from toffee_dist.kernels.changes import NODE_DIRECTIONS, NODES_AT_ONCE
 from toffee_dist.kernels.filter import BLOCK_NUMBERS, EPOCH_GROWTH, FFT_COST, padded_length
@@ -61,7 +61,7 @@ def filter_costs(sizes: Sizes, settings: ModelSettings, limits: Limits, refreshe
     # What a block may hold.
     block = 2 * min(limits.part_bytes, entries * ENTRY_BYTES * rank)
     if looks_for_patterns(T, settings.causal):
-        looks = min(blocks, PATTERN_BLOCKS)
+        looks = min(blocks, most_looks(T))
         products = min(PRODUCTS, float(T) ** 2 * rank * n)
         found.append(
             Cost(
