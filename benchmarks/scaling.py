@@ -96,9 +96,7 @@ def time_ways(work: Path, nodes: int, events: int, days: int, rank: int) -> dict
     }
 
 
-def time_large(
-    work: Path, nodes: int, events: int, days: int, rank: int, extra: list[str]
-) -> dict[str, Any]:
+def time_large(work: Path, nodes: int, events: int, days: int, rank: int, extra: list[str]) -> dict[str, Any]:
     """Run the command as a user would, and watch the memory of all its processes."""
     edges = write_stream(work / "edges", nodes=nodes, events=events, days=days)
     command = [sys.executable, "-m", "toffee_dist.cli", "embed", str(edges), "--out", str(work / "out")]
