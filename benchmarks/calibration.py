@@ -35,7 +35,7 @@ from toffee_dist.kernels.changes import (
     pair_variances,
 )
 from toffee_dist.kernels.communities import find_communities
-from toffee_dist.kernels.filter import NodeEntries
+from toffee_dist.kernels.entries import NodeEntries
 from toffee_dist.kernels.gauge import common_basis
 from toffee_dist.kernels.solvers import solve_slices
 from toffee_dist.kernels.spectrum import node_energies

@@ -18,7 +18,8 @@ from toffee_dist.errors import ConfigError, InputError, NotFittedError
 from toffee_dist.ingest.frames import is_edges, read_edges
 from toffee_dist.kernels import embedding
 from toffee_dist.kernels.energy_basis import energy_basis
-from toffee_dist.kernels.filter import ActiveRows, TimeKernel, filter_rows
+from toffee_dist.kernels.entries import ActiveRows
+from toffee_dist.kernels.filter import TimeKernel, filter_rows
 from toffee_dist.kernels.frequencies import FrequencyChoice, choose_freqs
 from toffee_dist.kernels.gauge import CommonBasis, common_basis
 from toffee_dist.kernels.patterns import learn_filter

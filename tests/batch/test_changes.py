@@ -20,7 +20,7 @@ from toffee_dist.batch.seal import check_run
 from toffee_dist.cli import cli
 from toffee_dist.errors import ConfigError, InputError
 from toffee_dist.kernels.changes import Events, pair_variances
-from toffee_dist.kernels.filter import NodeEntries
+from toffee_dist.kernels.entries import NodeEntries
 from toffee_dist.limits import Limits
 from toffee_dist.refresh.job import refresh
 from toffee_dist.storage.runs import find_unfinished

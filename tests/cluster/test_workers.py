@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
+from distributed import Client, LocalCluster
 from distributed.comm import CommClosedError
 
-from toffee_dist.cluster.workers import ask_workers
+from toffee_dist.cluster import workers
+from toffee_dist.cluster.client import cluster
+from toffee_dist.cluster.workers import ask_workers, find_warnings
 from toffee_dist.errors import ConfigError, UnfinishedError
 
 
@@ -34,3 +38,35 @@ def test_a_worker_that_dies_is_no_mistake_of_the_user(tmp_path: Path, answers: d
 def test_a_worker_without_our_code_is_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot run our tasks"):
         ask_workers(Answers(one=ModuleNotFoundError("No module named 'toffee_dist'")), tmp_path)
+
+
+def callbacks(dask_worker: Any = None) -> list[str]:
+    return [*dask_worker.periodic_callbacks]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("mode", ["threads", "processes"])
+def test_local_workers_have_no_profiler(mode: str) -> None:
+    """It stopped a test of ours for ever, in Python 3.11.7: python/cpython#106883."""
+    with dask.config.set({"distributed.worker.profile.enabled": True}), cluster(mode, 1) as client:
+        [found] = client.run(callbacks).values()
+        assert found
+        assert "profile" not in found
+
+
+@pytest.mark.cluster
+def test_workers_that_a_profiler_may_stop_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for enabled in (True, False):
+        with (
+            dask.config.set({"distributed.worker.profile.enabled": enabled}),
+            LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as local,
+            Client(local) as client,
+        ):
+            # As of an old Python, and of none.
+            for safely, may_hang in (((99,), enabled), ((3,), False)):
+                monkeypatch.setattr(workers, "PROFILED_SAFELY", safely)
+                found = ask_workers(client, tmp_path)
+                assert [worker.may_hang for worker in found] == [may_hang]
+                said = find_warnings(found)
+                assert len(said) == may_hang
+                assert all(line.startswith("Warning: 1 of 1 workers run Dask's profiler") for line in said)

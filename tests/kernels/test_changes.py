@@ -23,7 +23,7 @@ from toffee_dist.kernels.changes import (
     node_changes,
     pair_variances,
 )
-from toffee_dist.kernels.filter import NodeEntries
+from toffee_dist.kernels.entries import NodeEntries
 
 Array = NDArray[Any]
 

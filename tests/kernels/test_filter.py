@@ -13,22 +13,10 @@ from numpy.typing import NDArray
 from tests import naive_filter as naive
 from tests.harness.strategies import EXTREME, Events, events, random_tensor
 from toffee_dist import TemporalTensor
-from toffee_dist.kernels import filter as filtering
-from toffee_dist.kernels.filter import (
-    NodeEntries,
-    PairFilter,
-    Span,
-    TimeKernel,
-    block_energies,
-    epoch_energies,
-    filter_rows,
-    gains,
-    learn_kernel,
-    no_patterns,
-    noise_levels,
-    padded_length,
-    project_rows,
-)
+from toffee_dist.kernels import gains as energies
+from toffee_dist.kernels.entries import NodeEntries, project_rows
+from toffee_dist.kernels.filter import PairFilter, TimeKernel, filter_rows, learn_kernel, noise_levels
+from toffee_dist.kernels.gains import Span, block_energies, epoch_energies, gains, no_patterns, padded_length
 
 Array = NDArray[Any]
 
@@ -169,10 +157,8 @@ def test_the_last_step_does_not_speak_of_the_first() -> None:
 def test_energies_by_lags_and_by_transforms_agree(rows: Events) -> None:
     tensor = rows.tensor(entry="sum", pair_weight="raw")
     active, length = project_rows(tensor, basis(rows.n_nodes, 3)), padded_length(rows.n_steps)
-    aside = filtering.with_mean(orthonormal(rows.n_steps, 2))
-    by_lags, by_fft = (
-        way(active, aside, length) for way in (filtering._lag_energies, filtering._fft_energies)
-    )
+    aside = energies.with_mean(orthonormal(rows.n_steps, 2))
+    by_lags, by_fft = (way(active, aside, length) for way in (energies._lag_energies, energies._fft_energies))
     for one, two in zip(by_lags, by_fft, strict=True):
         np.testing.assert_allclose(one, two, atol=1e-9 * (1 + by_fft[0].max(initial=0.0)))
 
@@ -211,7 +197,7 @@ def test_every_way_to_filter_gives_the_same(
     costs = {"SPARSE_COST": 1e9, "DENSE_COST": 1e9, "FFT_COST": 1e9}
     for cheap in ("SPARSE_COST", "DENSE_COST", *([] if causal else ["FFT_COST"])):
         for name, cost in (costs | {cheap: 0.0}).items():
-            monkeypatch.setattr(filtering, name, cost)
+            monkeypatch.setattr("toffee_dist.kernels.filter." + name, cost)
         np.testing.assert_allclose(filter_rows(rows, kernel, steps), expected, atol=1e-10)
         np.testing.assert_allclose(filter_rows(rows, kernel, steps[::2]), expected[:, ::2], atol=1e-10)
     squares = [[np.square(kernel.matrix(c, np.array([t]))).sum() for c in range(3)] for t in steps]

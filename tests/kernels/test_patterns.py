@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from tests import naive_filter as naive
 from tests.harness.strategies import EXTREME, Events, events
 from toffee_dist import TemporalTensor
-from toffee_dist.kernels.filter import NodeEntries, filter_rows, learn_kernel
+from toffee_dist.kernels.entries import NodeEntries
+from toffee_dist.kernels.filter import filter_rows, learn_kernel
 from toffee_dist.kernels.patterns import MOST_PATTERNS, PatternSums, find_patterns, learn_filter, pattern_sums
 
 Array = NDArray[Any]

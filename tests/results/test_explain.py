@@ -21,8 +21,8 @@ from toffee_dist.batch.pipeline import start_run
 from toffee_dist.cli import cli
 from toffee_dist.errors import ConfigError, InputError
 from toffee_dist.kernels import explain as kernel
+from toffee_dist.kernels.entries import NodeEntries
 from toffee_dist.kernels.explain import LinkSum, RhythmSum
-from toffee_dist.kernels.filter import NodeEntries
 from toffee_dist.refresh.job import refresh
 from toffee_dist.report.why import explain_node
 from toffee_dist.results.explain import Explanation, Parts, _show

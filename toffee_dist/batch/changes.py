@@ -34,7 +34,7 @@ from toffee_dist.kernels.changes import (
     pair_variances,
 )
 from toffee_dist.kernels.communities import centres_of, find_communities, nearest_centres
-from toffee_dist.kernels.filter import NodeEntries
+from toffee_dist.kernels.entries import NodeEntries
 from toffee_dist.kernels.gauge import canonical_vectors
 from toffee_dist.limits import LIMITS
 from toffee_dist.models import find_model
@@ -51,7 +51,6 @@ from toffee_dist.storage.changes import (
     Tests,
     shared_rates,
 )
-from toffee_dist.storage.files import save_array
 from toffee_dist.storage.manifest import read_record, write_record
 from toffee_dist.storage.registry import read_ids
 from toffee_dist.storage.runs import RunFolder
@@ -61,7 +60,7 @@ from toffee_dist.storage.slices import (
     load_rows,
     open_array,
     slice_name,
-    write_sealed,
+    write_arrays,
 )
 from toffee_dist.storage.tensors import open_tensor
 from toffee_dist.tensor import Floats, Ints, TemporalTensor
@@ -108,11 +107,7 @@ def write_watch(task: WatchTask) -> None:
         "variance": np.array([clock.variance]),
         "labels": _label(run, tensor.n_nodes, task.seed),
     }
-    seals = {
-        name: save_array(array_path(run.slices, name, WATCH), array, durable=False)
-        for name, array in found.items()
-    }
-    write_sealed(run.slices, WATCH, {"report": {}}, seals)
+    write_arrays(run.slices, WATCH, found)
 
 
 def read_clock(tensor: TemporalTensor) -> Clock:
@@ -189,20 +184,11 @@ def watch_block(task: WatchBlockTask) -> None:
     tensor, clock = open_tensor(run.staged.tensor), _load_clock(run)
     U, V = (open_array(array_path(run.slices, name, slice_name(0))) for name in "UV")
     block = tensor.take_rows(task.start, task.stop)
-    pair = block.entry_pairs
-    entries = NodeEntries(
-        block.n_nodes,
-        block.n_steps,
-        block.sources[pair].astype(np.int64),
-        np.asarray(block.indices)[pair],
-        np.asarray(block.steps, dtype=np.int64),
-        np.asarray(block.values, dtype=np.float64),
-    )
+    entries = NodeEntries.of(block)
     found = node_changes(entries, lambda rows: np.asarray(V[rows])[:, :NODE_DIRECTIONS], clock)
     source, target, v, c, _ = pair_variances(entries, clock.spread)
-    events = Events(
-        block.n_steps, np.asarray(pair), entries.step, np.asarray(block.values, dtype=np.float64), v, c
-    )
+    value = np.asarray(entries.value, dtype=np.float64)
+    events = Events(block.n_steps, np.asarray(block.entry_pairs), entries.step, value, v, c)
     source = source + task.start
     once = _once(tensor, source, target)
     labels = load_rows(array_path(run.slices, "labels", WATCH))
@@ -215,11 +201,7 @@ def watch_block(task: WatchBlockTask) -> None:
         "tested": found.tested,
         "sums": packed,
     }
-    seals = {
-        name: save_array(array_path(run.slices, name, task.name), array, durable=False)
-        for name, array in results.items()
-    }
-    write_sealed(run.slices, task.name, {"report": {}}, seals)
+    write_arrays(run.slices, task.name, results)
 
 
 def watched_sums(

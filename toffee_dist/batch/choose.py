@@ -12,14 +12,14 @@ import numpy as np
 from toffee_dist.errors import InputError
 from toffee_dist.kernels.frequencies import TEST_DIRECTIONS, BasisRows, ChoiceSums, choose
 from toffee_dist.storage import parquet
-from toffee_dist.storage.files import read_json, replacing, save_array
+from toffee_dist.storage.files import read_json, replacing
 from toffee_dist.storage.paths import to_path
 from toffee_dist.storage.slices import (
     array_path,
     is_finished,
     load_rows,
     slice_name,
-    write_sealed,
+    write_arrays,
 )
 from toffee_dist.storage.tensors import open_rows
 
@@ -91,10 +91,7 @@ def add_up_block(task: ChoiceTask) -> None:
 
     tiles = (basis(first, last) for first, last in pairwise(task.bounds))
     sums = ChoiceSums.of_block(open_rows(task.tensor, start, stop), basis(start, stop), tiles, task.directed)
-    seals = {
-        key: save_array(array_path(folder, key, name), getattr(sums, key), durable=False) for key in SUMS
-    }
-    write_sealed(folder, name, {"report": {}}, seals)
+    write_arrays(folder, name, {key: getattr(sums, key) for key in SUMS})
 
 
 def make_choice(task: ChoiceTask) -> ChoiceRecord:

@@ -21,9 +21,9 @@ from toffee_dist.kernels.solvers import slice_dtype
 from toffee_dist.kernels.solvers.base import Built, Term
 from toffee_dist.settings import SolverSettings
 from toffee_dist.storage.blocks import MatrixRows, read_sealed_record, write_bounds, write_sealed_record
-from toffee_dist.storage.files import remove_tree, save_array
+from toffee_dist.storage.files import remove_tree
 from toffee_dist.storage.paths import to_path
-from toffee_dist.storage.slices import array_path, is_finished, load_rows, write_sealed
+from toffee_dist.storage.slices import array_path, is_finished, load_rows, write_arrays, write_sealed
 from toffee_dist.storage.tensors import open_rows, open_tensor
 from toffee_dist.tasks import RunTasks
 from toffee_dist.tensor import index_dtype
@@ -55,8 +55,7 @@ def write_basis(task: EnergyTask) -> None:
     if is_finished(folder, ENERGY, "V"):
         return
     V = energy_basis(open_tensor(task.tensor), task.options)
-    seal = save_array(array_path(folder, "V", ENERGY), V, durable=False)
-    write_sealed(folder, ENERGY, {"report": {}}, {"V": seal})
+    write_arrays(folder, ENERGY, {"V": V})
 
 
 def solve_in_blocks(run: RunTasks, task: EnergyTask, bounds: tuple[int, ...]) -> dict[str, int]:

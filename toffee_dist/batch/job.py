@@ -20,7 +20,7 @@ from toffee_dist.batch.solve import BasisTask, SolveTask, solve_batch, write_bas
 from toffee_dist.cluster.client import open_cluster
 from toffee_dist.cluster.mapping import runner
 from toffee_dist.cluster.traces import Traces, open_traces
-from toffee_dist.cluster.workers import Worker, ask_workers, compare_blas, find_dashboard, peak_bytes
+from toffee_dist.cluster.workers import Worker, ask_workers, find_dashboard, find_warnings, peak_bytes
 from toffee_dist.kernels.embedding import TimeWeights
 from toffee_dist.limits import LIMITS, Limits
 from toffee_dist.progress import Progress
@@ -107,7 +107,7 @@ class Job:
         self._stack.close()
         self.client = self._stack.enter_context(open_cluster(config))
         self.workers = ask_workers(self.client, self.run.work)
-        if warning := compare_blas(self.workers):
+        for warning in find_warnings(self.workers):
             self.progress.say(warning)
 
     def tasks(self, done: Callable[[], None]) -> RunTasks:

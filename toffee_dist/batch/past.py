@@ -12,7 +12,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from toffee_dist.kernels.filter import NodeEntries, Span, TimeKernel
+from toffee_dist.kernels.entries import NodeEntries
+from toffee_dist.kernels.filter import TimeKernel
+from toffee_dist.kernels.gains import Span
 from toffee_dist.storage.compact import CompactTrajectory
 from toffee_dist.storage.earlier import EarlierRows
 from toffee_dist.storage.runs import RunFolder
@@ -26,7 +28,7 @@ class Past:
     Parameters
     ----------
     age, before, learnt
-        As in `kernels.filter.Span`; of a run that is of no causal chain, zeros.
+        As in `kernels.gains.Span`; of a run that is of no causal chain, zeros.
     run
         Folder of the previous run, to whose trajectory steps are appended; empty: there is none.
     new

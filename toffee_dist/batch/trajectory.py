@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from toffee_dist.batch.energy import ENERGY
 from toffee_dist.batch.past import NO_PAST, Past
 from toffee_dist.errors import QualityError
-from toffee_dist.kernels.filter import (
+from toffee_dist.kernels.entries import NodeEntries
+from toffee_dist.kernels.filter import TimeKernel
+from toffee_dist.kernels.gains import (
     Energies,
-    NodeEntries,
-    TimeKernel,
     add_energies,
     epoch_energies,
     gains,
@@ -44,7 +44,6 @@ from toffee_dist.storage.compact import (
     write_entries,
     write_kernel,
 )
-from toffee_dist.storage.files import save_array
 from toffee_dist.storage.paths import to_path
 from toffee_dist.storage.registry import read_ids
 from toffee_dist.storage.runs import RunFolder
@@ -54,7 +53,7 @@ from toffee_dist.storage.slices import (
     load_rows,
     open_array,
     slice_name,
-    write_sealed,
+    write_arrays,
 )
 from toffee_dist.storage.tensors import open_tensor, read_kind
 from toffee_dist.tensor import Floats
@@ -159,11 +158,7 @@ def write_block(task: BlockTask) -> None:
         own = np.stack([a.pattern_signal, a.pattern_noise])
     activity = np.bincount(entries.step, minlength=entries.n_steps)
     arrays = (np.concatenate(signal), np.concatenate(noise), own, activity)
-    seals = {
-        name: save_array(array_path(run.slices, name, task.name), array, durable=False)
-        for name, array in zip(LEFT, arrays, strict=True)
-    }
-    write_sealed(run.slices, task.name, {"report": {}}, seals)
+    write_arrays(run.slices, task.name, dict(zip(LEFT, arrays, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -205,11 +200,8 @@ def look_for_patterns(task: LookTask) -> None:
     V = open_array(basis_path(run, block.basis))
     entries = NodeEntries.of(open_tensor(run.staged.tensor).take_rows(block.start, block.stop))
     found = pattern_sums(entries, lambda targets: V[targets], task.blocks)
-    seals = {
-        name: save_array(array_path(run.slices, name, task.name), array, durable=False)
-        for name, array in zip(SUMS, (found.matrix, np.array([found.rows])), strict=True)
-    }
-    write_sealed(run.slices, task.name, {"report": {}}, seals)
+    arrays = (found.matrix, np.array([found.rows]))
+    write_arrays(run.slices, task.name, dict(zip(SUMS, arrays, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -232,8 +224,7 @@ def choose_patterns(task: PatternsTask) -> int:
                 matrix, rows = (load_rows(array_path(run.slices, part, name)) for part in SUMS)
                 total += PatternSums(matrix, int(rows[0]))
             found = find_patterns(total)
-        seal = save_array(array_path(run.slices, "patterns", PATTERNS), found, durable=False)
-        write_sealed(run.slices, PATTERNS, {"report": {}}, {"patterns": seal})
+        write_arrays(run.slices, PATTERNS, {"patterns": found})
     return int(read_patterns(run).shape[1])
 
 

@@ -11,7 +11,7 @@ from toffee_dist.batch.changes import ENTRY_NUMBERS, SAMPLE, is_watched
 from toffee_dist.batch.trajectory import ENTRY_BYTES, Dense, most_looks
 from toffee_dist.kernels.chance import AT_ONCE
 from toffee_dist.kernels.changes import NODE_DIRECTIONS, NODES_AT_ONCE
-from toffee_dist.kernels.filter import BLOCK_NUMBERS, EPOCH_GROWTH, FFT_COST, padded_length
+from toffee_dist.kernels.gains import BLOCK_NUMBERS, EPOCH_GROWTH, FFT_COST, padded_length
 from toffee_dist.kernels.patterns import NUMBERS, PRODUCTS, looks_for_patterns
 from toffee_dist.limits import Limits
 from toffee_dist.models.base import Cost

@@ -25,9 +25,12 @@ ALLOWED_FAILURES = 3
 # Seconds between two looks for the workers of a local cluster: threads are there after 10 ms.
 LOOK_LOCALLY = 0.005
 
-# The environment of a worker process, as in deploy/worker.env. One thread of BLAS; and memory that a solver
-# frees is kept for its next array: Dask's nanny trims it, and solving then takes 1.6 times as long.
+# The environment of a worker process, as in deploy/worker.env. One thread of BLAS; memory that a solver frees
+# is kept for its next array (Dask's nanny trims it, and solving then takes 1.6 times as long); no profiler,
+# which looks at all stacks a hundred times per second: in Python 3.11 before 3.11.9 that may stop the whole
+# process for ever (python/cpython#106883), the watch of stalls included. It has stopped a test of ours.
 WORKER_ENVIRONMENT = {
+    "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -172,6 +175,8 @@ def _local(mode: str, workers: int | None, reader_threads: int | None, wait: flo
     settings: dict[str, Any] = {
         # Threads that hold the interpreter for seconds are no news here.
         "distributed.admin.tick.limit": "60s",
+        # As in `WORKER_ENVIRONMENT`: workers that are threads are in this process.
+        "distributed.worker.profile.enabled": False,
         # Even without a dashboard an HTTP server starts: it serves nothing, on a free port of the loopback.
         "distributed.scheduler.http.routes": [],
         "distributed.worker.http.routes": [],

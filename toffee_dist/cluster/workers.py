@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from toffee_dist.errors import ConfigError
 
 # Dask ends a worker whose process takes more than this share of its limit.
 USABLE_SHARE = 0.95
+# From here on the interpreter can be profiled without stopping for ever (python/cpython#106883).
+PROFILED_SAFELY = (3, 11, 9)
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Worker:
     blas_threads: int
     memory: int
     blas: str
+    may_hang: bool = False
 
 
 def ask_workers(client: Any, folder: Path) -> list[Worker]:
@@ -55,7 +59,8 @@ def ask_workers(client: Any, folder: Path) -> list[Worker]:
     for address, answer in sorted(found.items()):
         limit = int(info.get(address, {}).get("memory_limit") or 0)
         memory = int(limit * USABLE_SHARE) or answer["available"] // hosts.count(answer["host"])
-        workers.append(Worker(address, answer["threads"], answer["blas_threads"], memory, answer["blas"]))
+        about = (answer["threads"], answer["blas_threads"], memory, answer["blas"], answer["may_hang"])
+        workers.append(Worker(address, *about))
     return workers
 
 
@@ -79,6 +84,7 @@ def probe(folder: Path, token: str, dask_worker: Any = None) -> dict[str, Any]:
         "cores": count_cores(),
         "blas_threads": max((int(pool["num_threads"]) for pool in _blas_pools()), default=1),
         "blas": describe_blas(),
+        "may_hang": "profile" in dask_worker.periodic_callbacks and sys.version_info < PROFILED_SAFELY,
         # A limit of the container counts, and so does what others already use.
         "available": min(MEMORY_LIMIT, psutil.virtual_memory().total) - taken,
         "versions": versions(),
@@ -103,6 +109,23 @@ def _blas_pools() -> list[dict[str, Any]]:
     from threadpoolctl import threadpool_info
 
     return [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
+
+
+def find_warnings(workers: Sequence[Worker]) -> list[str]:
+    """Return what should be known of workers that can serve."""
+    return [warning for warning in (compare_blas(workers), find_profiled(workers)) if warning]
+
+
+def find_profiled(workers: Sequence[Worker]) -> str:
+    """Return a warning where workers may hang for ever; empty where none may."""
+    count = sum(worker.may_hang for worker in workers)
+    if not count:
+        return ""
+    return (
+        f"Warning: {count} of {len(workers)} workers run Dask's profiler, which in Python "
+        f"{platform.python_version()} can stop a worker for ever (python/cpython#106883). Start workers with "
+        "the environment of deploy/worker.env, or take Python 3.11.9 or newer."
+    )
 
 
 def compare_blas(workers: Sequence[Worker]) -> str:

@@ -34,7 +34,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from toffee_dist.kernels.chance import quadratic_tail
-from toffee_dist.kernels.filter import NodeEntries
+from toffee_dist.kernels.entries import NodeEntries
 from toffee_dist.kernels.solvers.base import Tall
 from toffee_dist.tensor import Floats, Ints
 

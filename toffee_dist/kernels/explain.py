@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from toffee_dist.kernels.filter import NodeEntries
+from toffee_dist.kernels.entries import NodeEntries
 from toffee_dist.kernels.solvers.base import Tall
 from toffee_dist.tensor import Floats, Ints
 

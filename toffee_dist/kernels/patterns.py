@@ -20,7 +20,9 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from toffee_dist.kernels.filter import ActiveRows, NodeEntries, TimeKernel, learn_kernel, no_patterns
+from toffee_dist.kernels.entries import ActiveRows, NodeEntries
+from toffee_dist.kernels.filter import TimeKernel, learn_kernel
+from toffee_dist.kernels.gains import no_patterns
 from toffee_dist.kernels.solvers.base import Tall
 from toffee_dist.tensor import Floats, Ints, TemporalTensor
 

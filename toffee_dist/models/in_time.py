@@ -18,14 +18,8 @@ import scipy.sparse as sp
 import scipy.sparse.linalg as sla
 
 from toffee_dist.kernels.embedding import trajectory
-from toffee_dist.kernels.filter import (
-    ActiveRows,
-    PairFilter,
-    TimeKernel,
-    filter_rows,
-    find_pairs,
-    project_rows,
-)
+from toffee_dist.kernels.entries import ActiveRows, find_pairs, project_rows
+from toffee_dist.kernels.filter import PairFilter, TimeKernel, filter_rows
 from toffee_dist.kernels.frequencies import choose_freqs
 from toffee_dist.kernels.gauge import common_basis
 from toffee_dist.kernels.patterns import learn_filter

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from toffee_dist.errors import ConfigError, InputError
 from toffee_dist.kernels.embedding import step_weights
+from toffee_dist.kernels.entries import NodeEntries
 from toffee_dist.kernels.explain import LinkSum, RhythmSum
-from toffee_dist.kernels.filter import NodeEntries
 from toffee_dist.results.neighbors import Best, describe_rows
 from toffee_dist.results.nodes import Node, find_node, find_step
 from toffee_dist.results.published import PublishedRun

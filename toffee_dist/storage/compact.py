@@ -31,14 +31,9 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from toffee_dist.errors import InputError
-from toffee_dist.kernels.filter import (
-    ActiveRows,
-    NodeEntries,
-    Span,
-    TimeKernel,
-    filter_rows,
-    noise_levels,
-)
+from toffee_dist.kernels.entries import ActiveRows, NodeEntries
+from toffee_dist.kernels.filter import TimeKernel, filter_rows, noise_levels
+from toffee_dist.kernels.gains import Span
 from toffee_dist.storage.files import map_array, read_array, save_array
 from toffee_dist.storage.manifest import Count, Record, SpaceId, read_record, write_record
 from toffee_dist.storage.paths import as_remote
@@ -55,7 +50,7 @@ BLOCK_BYTES = 64 * 2**20
 class CompactHeader(Record):
     """header.json: the first node of every block and the number of nodes, and what the kernels are.
 
-    `before` and `age` are those of a causal chain, see `kernels.filter.Span`.
+    `before` and `age` are those of a causal chain, see `kernels.gains.Span`.
     """
 
     format: Literal[1] = FORMAT

@@ -82,6 +82,11 @@ def extend_slice(folder: Path, name: str, more: Mapping[str, NDArray[Any]]) -> N
     write_sealed(folder, name, {"report": report}, seals | _write_arrays(folder, name, more))
 
 
+def write_arrays(folder: Path, name: str, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Leave the arrays of a result that has no report, with their seals."""
+    write_sealed(folder, name, {"report": {}}, _write_arrays(folder, name, arrays))
+
+
 def _write_arrays(folder: Path, name: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, FileSeal]:
     # The seal tells whether a file is whole, so it need not be on the disk before the run goes on.
     return {
