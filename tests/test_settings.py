@@ -245,7 +245,7 @@ def test_progress_is_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert "solve zero: 1 tasks in" in done.stderr
+    assert "solve zero: 1 task in" in done.stderr
     assert "published" in done.stdout
 
 

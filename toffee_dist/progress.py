@@ -47,10 +47,11 @@ class LineProgress(Progress):
                 rate = count / (now - began)
                 left = f", {(total - count) / rate:.0f} s left" if total else ""
                 of = f" of {total:,}" if total else ""
-                self.say(f"{name}: {count:,}{of} tasks, {rate:.2g} a second{left}")
+                self.say(f"{name}: {count:,}{of} tasks, {rate:.2g} per second{left}")
 
         yield done
-        self.say(f"{name}: {count:,} tasks in {time.monotonic() - began:.1f} s")
+        tasks = "task" if count == 1 else "tasks"
+        self.say(f"{name}: {count:,} {tasks} in {time.monotonic() - began:.1f} s")
 
 
 class LogProgress(LineProgress):
@@ -89,7 +90,7 @@ class BarProgress(Progress):
         from rich.text import Text
 
         class Rate(ProgressColumn):
-            """Tasks a second."""
+            """Tasks per second."""
 
             def render(self, task: BarTask) -> Text:
                 return Text(f"{task.speed:.2g}/s" if task.speed else "")

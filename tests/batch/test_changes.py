@@ -81,6 +81,9 @@ def test_the_node_that_moves_is_named(edges: Path, tmp_path: Path, undirected: b
     said = CliRunner().invoke(cli, ["changes", str(tmp_path)])
     assert said.exit_code == 0
     assert "n00" in said.output
+    # A moment is found in the graph as a whole, or in what is left beside another: no share of the tests.
+    assert f"moments: {found.moments.height}\n" in said.output
+    assert f"nodes: {found.nodes.height} of {found.tested['nodes']} tested\n" in said.output
     asked = CliRunner().invoke(cli, ["changes", str(tmp_path), "--json"])
     assert json.loads(asked.output)["nodes"][0]["node_id"] == "n00"
 

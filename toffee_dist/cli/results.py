@@ -207,7 +207,9 @@ def changes_command(path: str, rate: float, count: int, as_json: bool) -> None:
         echo(json.dumps(found.to_json(), default=str))
         return
     for kind, frame in found.kinds.items():
-        echo(f"{kind}: {frame.height:,} of {found.tested.get(kind, 0):,} tested")
+        # One test of the whole graph, and of both sides of every moment found, gives any number of moments.
+        of = "" if kind == "moments" else f" of {found.tested.get(kind, 0):,} tested"
+        echo(f"{kind}: {frame.height:,}{of}")
         if frame.height:
             hidden = [name for name in ("row", "k", "period_steps") if name in frame.columns]
             echo(_table(frame.head(count).drop(hidden)) + "\n")
