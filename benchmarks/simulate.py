@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import numpy as np
@@ -302,6 +302,9 @@ class _Worker:
         """Of a worker with one thread."""
 
         nthreads = 1
+
+    # No profiler.
+    periodic_callbacks: ClassVar[dict[str, Any]] = {}
 
 
 @contextmanager
