@@ -95,6 +95,23 @@ def pattern_sums(X: Array, V: Array) -> Array:
     return G
 
 
+def steadiness(X: Array, V: Array, H: Array) -> tuple[Array, Array]:
+    """Means of nodes, and 1 − W_i/M_i: M of Z = H y about them, W of events at any step, each alone."""
+    n, _, T = X.shape
+    y = rows_in_time(X, V)
+    mean, share = y.sum(axis=1) / T, np.zeros(n)
+    for i in range(n):
+        moved = sum(np.sum((H[c] @ y[i, :, c] - mean[i, c]) ** 2) for c in range(V.shape[1]))
+        unrelated = sum(
+            X[i, j, t] ** 2 * V[j, c] ** 2 * np.sum((H[c][:, s] - 1 / T) ** 2) / T
+            for j, t in zip(*np.nonzero(X[i]), strict=True)
+            for c in range(V.shape[1])
+            for s in range(T)
+        )
+        share[i] = max(0.0, 1 - unrelated / moved) if moved > 0 else 0.0
+    return mean, share
+
+
 def causal_row(kappa: Array, t: int, n_steps: int, reach: int | None = None) -> Array:
     """The weights of steps at step t: about the mean of the last `reach`, κ at lag 0 and 2κ beyond."""
     first = 0 if reach is None else max(0, t + 1 - reach)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from toffee_dist.evaluation.in_time import (
 from toffee_dist.evaluation.job import ALL_IN_TIME
 from toffee_dist.kernels.spectrum import slice_matrix, transform
 from toffee_dist.models import MODELS, find_model, rivals
+from toffee_dist.models.in_time import Projected, filter_in_time
 from toffee_dist.settings import FitSettings
 
 OPTIONS = FitSettings(rank=6)
@@ -244,3 +246,29 @@ def test_every_model_in_time_one_after_the_other(tmp_path: Path, monkeypatch: py
     assert made == ["tne"]
     with pytest.raises(TooLargeError):
         ask_in_time(events, ["omni"], options, (0,), cache=tmp_path)
+
+
+def test_who_is_asked_of_steadied_vectors_and_when_is_not() -> None:
+    questions = draw_questions(Entries.of(communities()), 0)
+    scorer = Scorer(find_model("toffee"), questions.known.tensor("log"), OPTIONS, None)
+    plain = scorer._found
+    assert isinstance(plain, Projected)
+    assert plain.steadiness is not None
+    mean, share = plain.steadiness()
+
+    def own(step: int) -> Any:
+        return mean + share[:, None] * (plain.at(step) - mean)
+
+    steadied = replace(plain, at=own, steadiness=None)
+    marks = {}
+    for name, found in (("steadied", steadied), ("plain", replace(plain, steadiness=None))):
+        scorer._found = found
+        marks[name] = (scorer.who(questions, 0.75), scorer.when(questions, 0.75))
+    scorer._found = plain
+    assert scorer.who(questions, 0.75).auc == pytest.approx(marks["steadied"][0].auc, abs=1e-6)
+    assert scorer.when(questions, 0.75) == marks["plain"][1]
+    assert marks["steadied"][0] != marks["plain"][0]
+    # A causal trajectory has none: it would know the future.
+    tensor = questions.known.tensor("log")
+    V = np.linalg.qr(np.random.default_rng(0).standard_normal((tensor.n_nodes, 4)))[0].astype(np.float32)
+    assert filter_in_time(tensor, V, causal=True).steadiness is None

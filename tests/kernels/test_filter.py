@@ -15,7 +15,14 @@ from tests.harness.strategies import EXTREME, Events, events, random_tensor
 from toffee_dist import TemporalTensor
 from toffee_dist.kernels import gains as energies
 from toffee_dist.kernels.entries import NodeEntries, project_rows
-from toffee_dist.kernels.filter import PairFilter, TimeKernel, filter_rows, learn_kernel, noise_levels
+from toffee_dist.kernels.filter import (
+    PairFilter,
+    TimeKernel,
+    filter_rows,
+    learn_kernel,
+    noise_levels,
+    steadiness,
+)
 from toffee_dist.kernels.gains import Span, block_energies, epoch_energies, gains, no_patterns, padded_length
 
 Array = NDArray[Any]
@@ -278,3 +285,38 @@ def test_same_behaviour_same_vector() -> None:
     # Longitudinal: group 0 behaves alike at steps 5 and 25, not at 5 and 15.
     assert np.linalg.norm(means[0, 5] - means[0, 25]) < 0.1 * scale
     assert np.linalg.norm(means[0, 5] - means[0, 15]) > 0.3 * scale
+
+
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("at_once", [1, 1 << 24])
+def test_steadiness_is_its_slow_twin(count: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toffee_dist.kernels.filter.STEADY_NUMBERS", at_once)
+    rng = np.random.default_rng(7)
+    i, j, t = rng.integers(0, 11, 150), rng.integers(0, 11, 150), rng.integers(0, 9, 150)
+    # The last node has no entries.
+    tensor, V = TemporalTensor.from_events(i, j, t, n_nodes=12, n_steps=9), basis(12, 3)
+    rows = project_rows(tensor, V)
+    kernel = learn_kernel([rows], 9, patterns=orthonormal(9, count))
+    H = np.stack([kernel.matrix(c, np.arange(9)) for c in range(3)])
+    mean, share = steadiness(rows, kernel)
+    expected = naive.steadiness(dense(tensor), V, H)
+    np.testing.assert_allclose(mean, expected[0], atol=1e-12)
+    np.testing.assert_allclose(share, expected[1], atol=1e-9)
+    assert share[11] == 0
+    assert 0 < share.max() < 1
+
+
+def test_movement_by_chance_is_nobodys_own() -> None:
+    """A node that changes its company half-way keeps its movement; one whose links do not does not."""
+    rng, n, T = np.random.default_rng(0), 60, 40
+    group = np.arange(n) % 2
+    i, j, t = rng.integers(0, n, 12000), rng.integers(0, n, 12000), rng.integers(0, T, 12000)
+    side = np.where((i % 4 < 2) & (t >= T // 2), 1 - group[i], group[i])
+    kept = side == group[j]
+    tensor = TemporalTensor.from_events(i[kept], j[kept], t[kept], n_nodes=n, n_steps=T)
+    V = np.linalg.svd(dense(tensor).sum(axis=2))[2][:4].T
+    rows = project_rows(tensor, V)
+    _, share = steadiness(rows, learn_kernel([rows], T))
+    movers = np.arange(n) % 4 < 2
+    assert share[movers].min() > 0.7
+    assert share[~movers].mean() < 0.3

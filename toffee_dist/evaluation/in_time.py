@@ -8,7 +8,8 @@ hidden entry (i, j, t) against
 
 The mark is the AUC, .5 for chance, with the standard error of DeLong. A model's bandwidth, and for each
 question how scores relate to activity (`models.in_time.Projected.power`), are chosen on a validation part: a
-fifth of the entries that it may see.
+fifth of the entries that it may see. Who is asked of steadied vectors (`Projected.steadied`), where a model
+knows its noise.
 """
 
 from __future__ import annotations
@@ -216,7 +217,9 @@ class Scorer:
         self._found = None if model.fit_in_time is None else model.fit_in_time(tensor, options, smoothing)
         self.fit_seconds = time.process_time() - began
 
-    def score(self, i: Int64s, j: Int64s, step: Int64s, power: float | None = None) -> Floats:
+    def score(
+        self, i: Int64s, j: Int64s, step: Int64s, power: float | None = None, steadied: bool = False
+    ) -> Floats:
         """Return the scores of pairs at steps."""
         scores = np.zeros(len(i))
         found = self._found
@@ -224,7 +227,9 @@ class Scorer:
             assert self._model.score is not None
             scores = self._model.score(self._tensor, i, j)
         else:
-            if power is not None and isinstance(found, Projected | WithPairs):
+            if power is not None and isinstance(found, Projected):
+                found = found.scored(power, steadied)
+            elif power is not None and isinstance(found, WithPairs):
                 found = found.scored(power)
             order = np.argsort(step, kind="stable")
             starts = np.searchsorted(step[order], np.arange(self._tensor.n_steps + 1))
@@ -236,8 +241,9 @@ class Scorer:
     def who(self, questions: Questions, power: float | None = None) -> Mark:
         """Return the mark of hidden entries against other pairs at their steps."""
         hidden, asked = questions.hidden, questions.who_i >= 0
-        scores = self.score(hidden.i[asked], hidden.j[asked], hidden.step[asked], power)
-        others = self.score(questions.who_i[asked], questions.who_j[asked], hidden.step[asked], power)
+        steps = hidden.step[asked]
+        scores = self.score(hidden.i[asked], hidden.j[asked], steps, power, steadied=True)
+        others = self.score(questions.who_i[asked], questions.who_j[asked], steps, power, steadied=True)
         return mark_auc(scores, others)
 
     def when(self, questions: Questions, power: float | None = None) -> Mark:

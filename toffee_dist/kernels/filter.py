@@ -43,6 +43,7 @@ from toffee_dist.kernels.gains import (
     no_patterns,
     noise_left,
     padded_length,
+    sum_by,
     with_mean,
 )
 from toffee_dist.tensor import Floats, Ints, TemporalTensor
@@ -55,6 +56,8 @@ SPARSE_COST, DENSE_COST = 1.2, 0.022
 MATRIX_COST = 4.0
 # Up to this many steps are made one by one.
 FEW_STEPS = 4
+# Numbers of nodes × steps × directions that are made at once where all steps are needed.
+STEADY_NUMBERS = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,9 +301,32 @@ def noise_levels(rows: ActiveRows, kernel: TimeKernel, steps: Ints) -> NDArray[n
     """
     if kernel.age:
         return _past_noise(rows, kernel, steps)
-    own = np.zeros((rows.n_nodes, rows.rank))
-    np.add.at(own, rows.node, rows.noise)
+    own = sum_by(rows.node, rows.noise, rows.n_nodes)
     return np.sqrt(own / max(rows.n_steps, 1) @ kernel.spread[steps].T).astype(np.float32)
+
+
+def steadiness(rows: ActiveRows, kernel: TimeKernel) -> tuple[Floats, Floats]:
+    """Return every node's mean vector, (n, r), and how much of its movement about that is its own, (n,).
+
+    s_i = max(0, 1 − W_i/M_i), as James and Stein shrink: M_i = Σ_t ‖Z_i(t) − mean‖², and W_i is what that
+    would be on average if the events of the node were unrelated,
+
+        W_i = Σ_l N_il·(Σ_t,s H_l(t, s)² − 1)/T,    N_il = Σ over the node's entries of w²·V_jl²
+
+    Gains tell how far a direction can be trusted, of all nodes together; this tells how far a node can. A
+    two-sided kernel: with a causal one it would know the future.
+    """
+    T = max(rows.n_steps, 1)
+    own = sum_by(rows.node, rows.noise, rows.n_nodes)
+    mean = sum_by(rows.node, rows.values, rows.n_nodes) / T
+    noise = own @ (kernel.spread.sum(axis=0) - 1) / T
+    moved = np.zeros(rows.n_nodes)
+    size = max(1, STEADY_NUMBERS // max(1, rows.n_nodes * rows.rank))
+    for start in range(0, rows.n_steps, size):
+        Z = filter_rows(rows, kernel, np.arange(start, min(start + size, rows.n_steps)))
+        moved += np.square(Z - mean[:, None], dtype=np.float64).sum(axis=(1, 2))
+    share = 1 - np.divide(noise, moved, out=np.ones_like(moved), where=moved > 0)
+    return mean, np.maximum(share, 0.0)
 
 
 def _past_noise(rows: ActiveRows, kernel: TimeKernel, steps: Ints) -> NDArray[np.float32]:

@@ -83,7 +83,7 @@ def block_energies(rows: ActiveRows, patterns: Floats | None = None) -> Energies
     by_lags = LAG_COST * float((counts * (counts - 1)).sum()) / 2 <= fft
     signal, aside = (_lag_energies if by_lags else _fft_energies)(rows, with_mean(patterns), length)
     noise = rows.noise.sum(axis=0, dtype=np.float64)
-    own = np.square(patterns).T @ _sum_by(rows.step, rows.noise, rows.n_steps)
+    own = np.square(patterns).T @ sum_by(rows.step, rows.noise, rows.n_steps)
     return Energies(signal, noise, aside[1:], np.asarray(own))
 
 
@@ -100,7 +100,7 @@ def _lag_energies(rows: ActiveRows, aside: Floats, length: int) -> tuple[Floats,
             one = first[start : start + size]
             two = one + apart
             products = rows.values[one].astype(np.float64) * rows.values[two]
-            lags += _sum_by(rows.step[two] - rows.step[one], products, T)
+            lags += sum_by(rows.step[two] - rows.step[one], products, T)
         apart += 1
     signal = scipy.fft.rfft(circular(lags, length), axis=0).real
     # |ŷ − Σ_m c_m b̂_m|² = |ŷ|² − 2 Re Σ_m conj(b̂_m) ŷ c_m + |Σ_m c_m b̂_m|², summed over nodes.
@@ -111,7 +111,7 @@ def _lag_energies(rows: ActiveRows, aside: Floats, length: int) -> tuple[Floats,
     for m in range(aside.shape[1]):
         by_node = sp.csr_matrix((aside[rows.step, m], np.arange(shape[1]), starts), shape=shape)
         shares.append(np.asarray(by_node @ rows.values, dtype=np.float64))
-        crossed = scipy.fft.rfft(_sum_by(rows.step, shares[m][rows.node] * rows.values, T), length, axis=0)
+        crossed = scipy.fft.rfft(sum_by(rows.step, shares[m][rows.node] * rows.values, T), length, axis=0)
         signal -= 2 * (hats[:, m, None].conj() * crossed).real
     for m, one in enumerate(shares):
         for other, two in enumerate(shares):
@@ -119,7 +119,7 @@ def _lag_energies(rows: ActiveRows, aside: Floats, length: int) -> tuple[Floats,
     return np.maximum(signal, 0.0), np.stack([np.square(share).sum(axis=0) for share in shares])
 
 
-def _sum_by(key: Ints, values: NDArray[Any], count: int) -> Floats:
+def sum_by(key: Ints, values: NDArray[Any], count: int) -> Floats:
     """Return the sums of the rows of each key, (count, columns)."""
     order = np.arange(len(key))
     ones = np.ones(len(key))

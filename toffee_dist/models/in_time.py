@@ -5,13 +5,16 @@ or of one step alone (`snapshot`), or of the sum (`static`). The score of a pair
 undirected graphs the mean of both orders.
 
 How far a score is relative to the activity of a step (`Projected.power`) is chosen on a validation part, for
-all models alike; where there is none, ours uses `ACTIVITY_POWER`.
+all models alike; where there is none, ours uses `ACTIVITY_POWER`. Ours knows the noise of every node, and
+can count its movement as far as it stands out of that (`Projected.steadied`): who is linked at a step, one
+pair beside another, is told better so; when a pair is linked, one step beside another, is told worse.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import scipy.sparse as sp
@@ -19,7 +22,7 @@ import scipy.sparse.linalg as sla
 
 from toffee_dist.kernels.embedding import trajectory
 from toffee_dist.kernels.entries import ActiveRows, find_pairs, project_rows
-from toffee_dist.kernels.filter import PairFilter, TimeKernel, filter_rows
+from toffee_dist.kernels.filter import PairFilter, TimeKernel, filter_rows, steadiness
 from toffee_dist.kernels.frequencies import choose_freqs
 from toffee_dist.kernels.gauge import common_basis
 from toffee_dist.kernels.patterns import learn_filter
@@ -51,16 +54,33 @@ class Projected:
         Whether (i, j) and (j, i) are two questions.
     power
         Of the activity that a score is divided by: 0 gives the entries of Z(t)·Vᵀ, 1 a cosine.
+    steadiness
+        Gives every node's mean vector, and the share of its movement that is its own (`kernels.filter`).
+    steadied
+        Whether movement counts by that share. Who on validation entries of fb-forum, workplace, school,
+        hypertext and email (5 draws, email 1), each with its best power: .9041 .8602 .9409 .7666 .9665
+        without, .9092 .8623 .9411 .7684 .9704 with; when .5512 .5635 .7025 .5784 .5897 without, .5375 .5496
+        .6948 .5611 .5811 with.
     """
 
     at: Callable[[int], Float32s]
     basis: Float32s
     directed: bool
     power: float = 0.0
+    steadiness: Callable[[], tuple[Floats, Floats]] | None = None
+    steadied: bool = False
 
-    def scored(self, power: float) -> Projected:
-        """Return it with another power."""
-        return replace(self, power=power)
+    def scored(self, power: float, steadied: bool = False) -> Projected:
+        """Return it with another power, and steadied where it knows how."""
+        return replace(self, power=power, steadied=steadied and self.steadiness is not None)
+
+    def read(self, step: int) -> Float32s:
+        """Return what is scored: Z(t), steadied or as it is."""
+        Z = self.at(step)
+        if self.steadiness is None or not self.steadied:
+            return Z
+        mean, share = self.steadiness()
+        return np.asarray(mean + share[:, None] * (Z - mean), dtype=np.float32)
 
     def vectors(self, step: int) -> Float32s:
         """Return Z(t)."""
@@ -68,7 +88,7 @@ class Projected:
 
     def score(self, step: int, i: Rows, j: Rows) -> Floats:
         """Return Z_i(t)·v_j / ‖Z_i(t)‖^power, or the mean of it and the same of (j, i)."""
-        return projected_scores(self.at(step), self.basis, i, j, self.directed, self.power)
+        return projected_scores(self.read(step), self.basis, i, j, self.directed, self.power)
 
 
 def projected_scores(
@@ -113,7 +133,9 @@ def filter_in_time(
 ) -> Projected:
     """Filter the rows of a graph in time, on a basis."""
     rows, kernel = learn_filter(tensor, V, causal=causal, strength=1.0 if strength is None else strength)
-    return Projected(Filtered(rows, kernel), V, tensor.directed, ACTIVITY_POWER)
+    found = Filtered(rows, kernel)
+    steady = None if causal else found.steadiness
+    return Projected(found, V, tensor.directed, ACTIVITY_POWER, steady)
 
 
 class Filtered:
@@ -133,6 +155,14 @@ class Filtered:
             self._first, self._kept = first, np.ascontiguousarray(Z.transpose(1, 0, 2), dtype=np.float32)
         return np.asarray(self._kept[step - first])
 
+    @cached_property
+    def _steadiness(self) -> tuple[Floats, Floats]:
+        return steadiness(self.rows, self.kernel)
+
+    def steadiness(self) -> tuple[Floats, Floats]:
+        """Return every node's mean vector, and the share of its movement that is its own."""
+        return self._steadiness
+
 
 @dataclass(frozen=True, eq=False)
 class WithPairs:
@@ -142,7 +172,7 @@ class WithPairs:
     pairs: PairFilter
 
     def scored(self, power: float) -> WithPairs:
-        """Return it with another power."""
+        """Return it with another power; beside a pair's own rate, steadied vectors tell no more."""
         return replace(self, base=self.base.scored(power))
 
     def vectors(self, step: int) -> Float32s:
