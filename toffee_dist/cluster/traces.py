@@ -44,7 +44,7 @@ class SentTraces(Traces):
             asked = time.time()
             ahead = client.run_on_scheduler(time.time) - (asked + time.time()) / 2
         began = time.time()
-        with self.tracer.start_as_current_span(name):
+        with self.tracer.start_as_current_span(name, start_time=int(began * NANO)):
             try:
                 yield
             finally:
