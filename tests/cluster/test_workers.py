@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import dask
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, core
 from distributed.comm import CommClosedError
 
 from toffee_dist.cluster import workers
@@ -70,3 +73,18 @@ def test_workers_that_a_profiler_may_stop_are_named(tmp_path: Path, monkeypatch:
                 said = find_warnings(found)
                 assert len(said) == may_hang
                 assert all(line.startswith("Warning: 1 of 1 workers run Dask's profiler") for line in said)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("mode", ["threads", "processes"])
+def test_a_slow_disk_is_no_news(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask warns of a scratch folder that takes a second to make; nothing is kept in it."""
+
+    @contextmanager
+    def slowly(duration: str, message: str) -> Iterator[None]:
+        yield
+        warnings.warn(message.format(duration=2.0), stacklevel=2)
+
+    monkeypatch.setattr(core, "warn_on_duration", slowly)
+    with cluster(mode, 1) as client:
+        assert client.submit(sum, [1, 2]).result() == 3

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -202,16 +203,17 @@ def _local(mode: str, workers: int | None, reader_threads: int | None, wait: flo
         options["security"] = Security.temporary()
         options["env"] = WORKER_ENVIRONMENT | {"POLARS_MAX_THREADS": str(inner)}
         settings["distributed.nanny.pre-spawn-environ"] = WORKER_ENVIRONMENT
-    with (
-        dask.config.set(settings),
-        LocalCluster(**options) as local,
-        Client(local) as client,
-    ):
-        # A worker whose HTTP server has an address is taken to want a dashboard, which takes 0.7 s to load.
-        local.new_spec["options"]["dashboard"] = False
-        processes = 1 if mode == "threads" else count
-        local.scale(processes)
-        _wait_for_local_workers(local.scheduler, processes, wait)
+    with dask.config.set(settings), ExitStack() as stack:
+        with warnings.catch_warnings():
+            # Nothing is spilled there: how long a busy disk takes to make it is no news.
+            warnings.filterwarnings("ignore", message="Creating scratch directories is taking")
+            local = stack.enter_context(LocalCluster(**options))
+            client = stack.enter_context(Client(local))
+            # A worker whose HTTP server has an address is taken to want a dashboard: 0.7 s to load.
+            local.new_spec["options"]["dashboard"] = False
+            processes = 1 if mode == "threads" else count
+            local.scale(processes)
+            _wait_for_local_workers(local.scheduler, processes, wait)
         local.sync(_close_http, local)
         yield client
 
