@@ -106,9 +106,11 @@ def test_any_number_of_blocks(edges: Path, tmp_path: Path, undirected: bool, red
 
 
 @pytest.mark.job
+@pytest.mark.parametrize("rank", [1, 3])
 @pytest.mark.parametrize("undirected", [False, True])
-def test_slices_of_other_frequencies(edges: Path, tmp_path: Path, undirected: bool) -> None:
-    more = options(undirected=undirected, outputs=("factors", "trajectory"), freqs="all", max_iter=2, rank=3)
+def test_slices_of_other_frequencies(edges: Path, tmp_path: Path, undirected: bool, rank: int) -> None:
+    outputs = ("factors", "trajectory")
+    more = options(undirected=undirected, outputs=outputs, freqs="all", max_iter=2, rank=rank)
     start_run(job(edges, tmp_path / "one", **more))
     outcome = start_run(job(edges, tmp_path / "cut", **more), limits=Limits(block_work=5000, slice_bytes=0))
     assert outcome.solved == 7

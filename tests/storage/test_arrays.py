@@ -1,4 +1,4 @@
-"""Arrays on storage: what NumPy writes is read as NumPy reads it, anything else is refused, by any number of threads."""
+"""Arrays on storage: what NumPy writes is read as NumPy reads it, and anything else is refused."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_what_is_not_one_of_ours_is_refused(content: bytes, tmp_path: Path) -> N
     path = tmp_path / "a.npy"
     path.write_bytes(content)
     for read in (read_array, map_array):
-        with pytest.raises(ValueError, match="not a .npy file of ours|bytes are missing"):
+        with pytest.raises(ValueError, match=r"not a \.npy file of ours|bytes are missing"):
             read(path)
 
 

@@ -69,9 +69,9 @@ def solve_in_blocks(sizes: Sizes, directed: bool, rank: int, item: int, limits: 
         width = max(BLOCK_LEAST, -(-rank // BLOCK_SHARE))
         side = BASIS_SHARE * rank
         steps = math.ceil(side / width)
-        passes = 6 * steps + 3 * ALS_STEPS + 6
-        # V, U, the core; X·A and the adjoint of every step.
-        columns = [width] * (3 * steps) + [rank] * (2 * ALS_STEPS + 1)
+        passes = 6 * steps + 3 * ALS_STEPS + 8
+        # The start; V, U, the core; X·A and the adjoint of every step.
+        columns = [width] * (2 + 3 * steps) + [rank] * (2 * ALS_STEPS + 1)
         squares = 4 * side**2 + 8 * (ALS_STEPS + 2) * rank**2
         basis, written = 2 * side, 4 * side + (3 * ALS_STEPS + 8) * rank
     else:

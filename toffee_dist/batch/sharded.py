@@ -29,10 +29,10 @@ from toffee_dist.kernels.solvers.base import (
     Small,
     Tall,
     Term,
+    add_up,
     gram,
     largest_entries,
     random_rows,
-    times,
 )
 from toffee_dist.kernels.spmm import multiply_tiles
 from toffee_dist.storage.blocks import (
@@ -202,30 +202,28 @@ def _compute(task: PassTask, opened: _Opened) -> Tall | None:
         starts, name, rank, dtype = task.starts
         A = starts.read_block(name, start, stop, task.bounds[-1], rank)
         return None if A is None else A.astype(dtype)
+    return add_up(_parts(task, opened))
+
+
+def _parts(task: PassTask, opened: _Opened) -> Iterator[tuple[Tall, Small | float | None]]:
+    """Yield the block's rows of every term, and what they are multiplied by."""
     smalls = load_rows(to_path(task.smalls))
-    total: Tall | None = None
     at = 0
     for spec in task.terms:
         part = (
             _multiply(task, spec, opened) if spec.by else opened.map(block_of(to_path(spec.tall), task.index))
         )
-        if spec.shape is not None:
-            count = spec.shape[0] * spec.shape[1]
-            small = smalls[at : at + count].reshape(spec.shape)
-            if part.dtype.kind == "f":
-                small = small.real
-            at += count
-            part = times(part, small) if small.size > 1 or spec.shape != (1, 1) else _scale(part, small)
-        if total is None:
-            # A copy of a map, which cannot be added to.
-            total = np.array(part)
-        else:
-            total += part
-    return total
-
-
-def _scale(part: Tall, small: Small) -> Tall:
-    return np.asarray(part * part.real.dtype.type(small[0, 0].real))
+        if spec.shape is None:
+            yield part, None
+            continue
+        count = spec.shape[0] * spec.shape[1]
+        small = smalls[at : at + count].reshape(spec.shape)
+        at += count
+        if part.dtype.kind == "f":
+            small = small.real
+        # A number was written as a matrix, which fits one column alone.
+        number = spec.shape == (1, 1) and part.shape[1] > 1
+        yield part, float(small[0, 0].real) if number else small
 
 
 def _multiply(task: PassTask, spec: TermSpec, opened: _Opened) -> Tall:

@@ -250,11 +250,12 @@ def count_rows(path: Path) -> int:
         return shape[0]
 
 
-# What NumPy writes before the numbers of an array in rows, version 1.0; nothing else is ours. It is matched, not
-# evaluated: it may come from anybody, and Python 3.11's parser fails at times where two threads use it.
+# What NumPy writes before the numbers of an array in rows, version 1.0; nothing else is ours. Matched and not
+# evaluated: anybody may have written it, and Python 3.11's parser fails at times when two threads use it.
 _MAGIC = b"\x93NUMPY\x01\x00"
 _HEADER = re.compile(
-    rb"\{'descr': '([<>|][biufc]\d{1,2})', 'fortran_order': False, 'shape': \((\d{1,18}(?:, \d{1,18})*),?\), \} *\n"
+    rb"\{'descr': '([<>|][biufc]\d{1,2})', 'fortran_order': False, "
+    rb"'shape': \((\d{1,18}(?:, \d{1,18})*),?\), \} *\n"
 )
 
 

@@ -93,9 +93,11 @@ def minimise(
     beta, iterations, short = 0.0, 0, 0
     while iterations < options.max_iter and not converged:
         iterations += 1
-        plain = _update(X, state, options)
+        mixes = momentum and previous is not None
+        # What is mixed has another Gram matrix.
+        plain = _update(X, state, options, own=not mixes)
         new = None
-        if momentum and previous is not None:
+        if mixes:
             beta = min(beta + MOMENTUM_STEP, MOMENTUM_LIMIT)
             new = _lower(X, plain, previous, -beta, state, options)
             beta = beta / 2 if new is None else beta
@@ -131,6 +133,8 @@ def _lower(
     if share != 0:
         mixed = X.build(Term(A, 1.0 - share), Term(old, share), own=True)
         A, G = mixed.tall, mixed.own
+    elif not G.size:
+        G = X.gram(A, A)
     new = _evaluate(X, A, G, options)
     return new if new.objective < state.objective else None
 
@@ -163,8 +167,8 @@ def objective(norm2: float, G: Small, C: Small, R: Small, options: SolverSetting
     return float(0.5 * (misfit + penalty))
 
 
-def _update(X: Slice, state: _State, options: SolverSettings) -> Built:
-    """Return the A that minimises the objective with one of its two places held fixed."""
+def _update(X: Slice, state: _State, options: SolverSettings, own: bool = True) -> Built:
+    """Return the A that minimises the objective with one of its two places held fixed, and AᴴA if asked."""
     R, Rh = state.R, state.R.conj().T
     N = R @ state.G @ Rh + Rh @ state.G @ R
     # A ridge at the rounding error of the tall arrays: N is singular for λ = 0 and spare rank.
@@ -176,5 +180,5 @@ def _update(X: Slice, state: _State, options: SolverSettings) -> Built:
     return X.build(
         Term(state.XA, folded[:, :rank].conj().T),
         Term(state.A, folded[:, rank:].conj().T, "Xh"),
-        own=True,
+        own=own,
     )

@@ -7,14 +7,15 @@ many workers hold (`batch.sharded`): what crosses blocks is small.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal, NamedTuple, Protocol
+from functools import cache, cached_property
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
+from scipy.linalg import get_blas_funcs
 
 from toffee_dist.settings import SolverSettings
 from toffee_dist.tensor import Floats
@@ -143,18 +144,8 @@ class Arrays:
         self, *terms: Term, against: Sequence[Tall] = (), own: bool = False, keep: bool = True
     ) -> Built:
         """Return the sum of terms."""
-        Y: Tall | None = None
-        for tall, small, by in terms:
-            part = self._multiply(tall, by) if by else tall
-            if isinstance(small, np.ndarray):
-                part = times(part, small)
-            elif small is not None:
-                part = part * part.real.dtype.type(small)
-            if Y is None:
-                Y = part.copy() if part is tall and len(terms) > 1 else part
-            else:
-                Y += part
-        assert Y is not None
+        parts = ((self._multiply(tall, by) if by else tall, small) for tall, small, by in terms)
+        Y = add_up(parts)
         return Built(Y, gram(Y, Y) if own else np.empty(0), [gram(G, Y) for G in against])
 
     def gram(self, left: Tall, right: Tall) -> Small:
@@ -237,18 +228,68 @@ def largest_entries(Y: Tall) -> Floats:
 
 def gram(A: Tall, B: Tall) -> Small:
     """Return AᴴB in double; `GRAM_ROWS` at a time are added up in the precision of the tall arrays."""
-    double = np.result_type(A.dtype, B.dtype, np.float64)
-    total = np.zeros((A.shape[1], B.shape[1]), double)
+    total = np.zeros((A.shape[1], B.shape[1]), np.result_type(A.dtype, B.dtype, np.float64))
     for start in range(0, len(A), GRAM_ROWS):
-        a, b = A[start : start + GRAM_ROWS], B[start : start + GRAM_ROWS]
-        # conj() copies: take it of the narrower one.
-        total += a.conj().T @ b if A.shape[1] <= B.shape[1] else (b.conj().T @ a).conj().T
+        a = A[start : start + GRAM_ROWS]
+        total += _inner(a, a if A is B else B[start : start + GRAM_ROWS])
     return total
 
 
-def times(A: Tall, S: Small) -> Tall:
+def _inner(a: Tall, b: Tall) -> Small:
+    """Return aᴴb. Of complex arrays by BLAS, which conjugates as it reads: NumPy would copy for it.
+
+    1.1 to 1.3 times as fast, 1.5 to 2 times with itself (25,000 and 65,000 rows of 16 and 64 columns); of
+    real arrays NumPy is as much faster.
+    """
+    if a.dtype.kind != "c" or not a.size or not b.size:
+        return np.asarray(a.conj().T @ b)
+    if a is not b:
+        # BLAS works on columns: (aᴴb)ᵀ = bᵀ(aᵀ)ᴴ.
+        return np.asarray(_blas("gemm", np.result_type(a, b))(1.0, b.T, a.T, trans_b=2).T)
+    half = _blas("herk", a.dtype)(1.0, a.T).T
+    return np.asarray(half + np.tril(half, -1).conj().T)
+
+
+def add_up(parts: Iterable[tuple[Tall, Small | float | None]]) -> Tall:
+    """Return Σ A·S in the precision of the tall arrays, which stay as they are; S may be a number or None."""
+    total: Tall | None = None
+    ours = False
+    for A, S in parts:
+        if total is None:
+            total, ours = (A, False) if S is None else (times(A, S), True)
+            continue
+        if not ours:
+            total, ours = total.copy(), True
+        if isinstance(S, np.ndarray):
+            _add_product(total, A, S)
+        else:
+            total += A if S is None else times(A, S)
+    assert total is not None
+    return total
+
+
+def _add_product(Y: Tall, A: Tall, S: Small) -> None:
+    """Add A·S to Y, with no array between: 1.3 to 2 times as fast as Y += A @ S, 25,000 to 300,000 rows."""
+    if not A.size or not S.size:
+        return
+    # BLAS works on columns: Yᵀ += SᵀAᵀ.
+    found = _blas("gemm", Y.dtype)(1.0, S.astype(Y.dtype).T, A.T, 1.0, Y.T, overwrite_c=True)
+    if not np.may_share_memory(found, Y):
+        np.copyto(Y, found.T)
+
+
+@cache
+def _blas(name: str, dtype: np.dtype[Any]) -> Callable[..., Any]:
+    """Return a function of BLAS: looking one up takes as long as a small product."""
+    [function] = get_blas_funcs((name,), dtype=dtype)
+    return cast("Callable[..., Any]", function)
+
+
+def times(A: Tall, S: Small | float) -> Tall:
     """Return A·S in the precision of A."""
-    return np.asarray(A @ S.astype(A.dtype))
+    if isinstance(S, np.ndarray):
+        return np.asarray(A @ S.astype(A.dtype))
+    return np.asarray(A * A.real.dtype.type(S))
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,15 +10,14 @@ from __future__ import annotations
 import numpy as np
 
 from toffee_dist.kernels.solvers.als import minimise
-from toffee_dist.kernels.solvers.base import Built, Operator, Slice, Small, Solution
+from toffee_dist.kernels.solvers.base import Built, Operator, Slice, Small, Solution, Term
 from toffee_dist.kernels.solvers.krylov import TwoSided
 from toffee_dist.settings import SolverSettings
 
-# Columns of a Krylov block, as a share of the rank. On mathoverflow (k = 1, 52, 150, rank 64), full steps to
-# the objective of 60 plain iterations, and CPU seconds: blocks of 32 columns 4, 8, 8 and .8 to 1.1; of 22 2,
-# 3, 3 and .7; of 16 always 2 and .63; of 8 always 2 and .74. In blocks of nodes (a million, directed), where
-# narrow blocks mean more passes, the job takes 3 % longer with 16 than with 32.
-BLOCK_SHARE, BLOCK_LEAST = 4, 8
+# Columns of a Krylov block, as a share of the rank. mathoverflow (k = 1, 52, 150, rank 64), CPU seconds of a
+# slice with the 2 full steps that it then takes to the objective of 60 plain iterations: blocks of 32 columns
+# .63, of 16 .69 (and .02 % lower). In blocks of nodes wide ones mean fewer passes.
+BLOCK_SHARE, BLOCK_LEAST = 2, 8
 # Columns of U and of V, and of the core, as multiples of the rank. Measured on mathoverflow (k = 1, 52, 150,
 # rank 64) for shares from 1 to 2.5: less needs more full steps, more costs more than it saves.
 BASIS_SHARE, CORE_SHARE = 2, 2
@@ -69,17 +68,25 @@ def find_core(space: TwoSided, size: int) -> tuple[Small, Small]:
     # As many columns of V as X was multiplied with.
     m, v = U.columns, space.B.shape[1]
     VU, VXU = (np.empty((V.columns, m), space.B.dtype) for _ in range(2))
-    for part, term in U.blocks("X", m):
-        VXU[:, part] = V.project(X.build(term, against=V.talls, keep=False).grams)
-        VU[:, part] = V.project(X.build(term._replace(by=""), against=V.talls, keep=False).grams)
+    for part, Z, S in U.blocks(m):
+        VXU[:, part] = V.project(X.build(Term(Z, by="X"), against=V.talls, keep=False).grams) @ S
+        VU[:, part] = V.project(X.build(Term(Z), against=V.talls, keep=False).grams) @ S
     W = VU[:v]
     C = np.block([[space.L.conj().T @ VU[: len(space.L)], space.B], [VXU[:v], W @ space.B]])
-    # [U V]ᴴ[U V] = [I Wᴴ; W I], W = P diag(σ) Qᴴ, has the eigenvectors [Q; ±P]/√2 and values 1 ± σ.
-    G = np.block([[np.eye(m), W.conj().T], [W, np.eye(v)]])
-    w, E = np.linalg.eigh(G)
+    # [U V]ᴴ[U V] = [I Wᴴ; W I], W = P diag(σ) Qᴴ, has the eigenvectors [Q; ±P]/√2 and values 1 ± σ; where one
+    # side has more columns, [Q; 0] or [0; P] and value 1.
+    P, sigma, Qh = np.linalg.svd(W)
+    both, Q = len(sigma), Qh.conj().T
     # U and V overlap: drop the directions that they share to the rounding error of the basis.
-    own = w > 1e-3
-    K = E[:, own] / np.sqrt(w[own])
+    own = sigma < 1 - 1e-3
+    pair, apart = np.sqrt(2 * (1 + sigma)), np.sqrt(2 * (1 - sigma[own]))
+    p, q = P[:, :both], Q[:, :both]
+    K = np.block(
+        [
+            [q / pair, q[:, own] / apart, Q[:, both:], np.zeros((m, v - both))],
+            [p / pair, -p[:, own] / apart, np.zeros((v, m - both)), P[:, both:]],
+        ]
+    )
     M = K.conj().T @ C @ K
     lead = _leading_directions(M, min(size, len(M)))
     return lead.conj().T @ M @ lead, K @ lead
