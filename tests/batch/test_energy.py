@@ -15,7 +15,8 @@ from tests.harness.strategies import random_tensor
 from toffee_dist import TemporalTensor, load_run
 from toffee_dist.batch import energy
 from toffee_dist.batch.pipeline import start_run
-from toffee_dist.batch.plan import Shape, make_plan
+from toffee_dist.batch.plan import Shape
+from toffee_dist.batch.stages import make_plan
 from toffee_dist.kernels.energy_basis import energy_basis
 from toffee_dist.limits import Limits
 from toffee_dist.settings import JobConfig, SolverSettings

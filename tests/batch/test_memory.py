@@ -13,7 +13,8 @@ from tests.harness.clusters import job, write_edges
 from tests.harness.memory import watching
 from tests.harness.refreshes import DAY, FIRST, night, write_day
 from toffee_dist.batch.pipeline import start_run
-from toffee_dist.batch.plan import Shape, make_plan
+from toffee_dist.batch.plan import Shape
+from toffee_dist.batch.stages import make_plan
 from toffee_dist.cluster.client import cluster
 from toffee_dist.cluster.mapping import runner
 from toffee_dist.refresh.job import refresh

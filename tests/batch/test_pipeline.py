@@ -20,7 +20,8 @@ from tests.harness import clusters
 from tests.harness.clusters import digests, job, write_edges
 from toffee_dist import Toffee, load_run, models
 from toffee_dist.batch.pipeline import resume_run, start_run
-from toffee_dist.batch.plan import Shape, make_plan
+from toffee_dist.batch.plan import Shape
+from toffee_dist.batch.stages import make_plan
 from toffee_dist.cluster import workers
 from toffee_dist.cluster.versions import versions
 from toffee_dist.errors import ConfigError, InputError, TooLargeError, UnfinishedError

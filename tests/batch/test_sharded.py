@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from tests.harness.clusters import Stopped, digests, job, write_edges
 from toffee_dist import load_run
-from toffee_dist.batch import sharded
 from toffee_dist.batch.blocks import cut_rows
 from toffee_dist.batch.job import Job
+from toffee_dist.batch.passes import run_pass
 from toffee_dist.batch.pipeline import resume_run, start_run
 from toffee_dist.errors import UnfinishedError
 from toffee_dist.kernels.spmm import multiply_tiles
@@ -156,7 +156,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, passes: int, blocks: int) -> Non
         run = real(self, done)
 
         def counted(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-            if function is not sharded.run_pass:
+            if function is not run_pass:
                 yield from run(function, items)
                 return
             seen["passes"] += 1

@@ -17,8 +17,9 @@ from tests.harness.clusters import digests, job, write_edges
 from tests.harness.refreshes import night, write_days
 from toffee_dist import Run, Toffee, load_run
 from toffee_dist.batch.pipeline import resume_run, start_run
-from toffee_dist.batch.plan import Shape, make_plan
+from toffee_dist.batch.plan import Shape
 from toffee_dist.batch.show_plan import describe_plan
+from toffee_dist.batch.stages import make_plan
 from toffee_dist.batch.trajectory import Dense, write_vectors
 from toffee_dist.errors import ConfigError, InputError, QualityError, TooLargeError, UnfinishedError
 from toffee_dist.limits import Limits

@@ -141,8 +141,8 @@ def test_a_host_cut_off_in_the_middle_of_a_pass(cluster: hosts.Cluster, tmp_path
     began, go_on, wrote = (tmp_path / name for name in ("began", "go-on", "wrote"))
     code = f"""
 import os, time
-from toffee_dist.batch import sharded
-def run_pass(task, run_pass=sharded.run_pass):
+from toffee_dist.batch import passes
+def run_pass(task, run_pass=passes.run_pass):
     name = os.path.basename(task.record)
     if name < "pass-{MIDDLE:05d}":
         return run_pass(task)
@@ -154,7 +154,7 @@ def run_pass(task, run_pass=sharded.run_pass):
     done = run_pass(task)
     open({str(wrote)!r}, "w").close()
     return done
-sharded.run_pass = run_pass
+passes.run_pass = run_pass
 """
     holding = cluster.environment | preload(tmp_path / "hold.py", code)
     worker = replace(cluster, environment=holding).add_worker("worker-4")

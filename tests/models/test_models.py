@@ -21,8 +21,9 @@ from tests.harness.memory import watching
 from tests.harness.strategies import Events, events, random_tensor
 from toffee_dist import ConfigError, TemporalTensor, Toffee
 from toffee_dist.batch.pipeline import start_run
-from toffee_dist.batch.plan import Shape, make_plan
+from toffee_dist.batch.plan import Shape
 from toffee_dist.batch.show_plan import describe_plan
+from toffee_dist.batch.stages import make_plan
 from toffee_dist.cluster.client import cluster
 from toffee_dist.cluster.mapping import runner
 from toffee_dist.errors import TooLargeError

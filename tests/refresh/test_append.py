@@ -16,7 +16,8 @@ from tests.harness.clusters import digests
 from tests.harness.refreshes import DAY, FIRST, night, write_day
 from toffee_dist import Run, load_run
 from toffee_dist.batch import trajectory
-from toffee_dist.batch.plan import Shape, make_plan
+from toffee_dist.batch.plan import Shape
+from toffee_dist.batch.stages import make_plan
 from toffee_dist.errors import ConfigError, InputError
 from toffee_dist.forget.job import forget
 from toffee_dist.limits import LIMITS, Limits

@@ -651,7 +651,7 @@ print(high_water() - before)
 @pytest.mark.cluster
 @pytest.mark.slow
 def test_large_graphs_have_small_pages(edges: Path, tmp_path: Path) -> None:
-    from toffee_dist.batch.plan import INGEST_BYTES
+    from toffee_dist.batch.stages import INGEST_BYTES
 
     run = fabricate(tmp_path, edges, n=300_000, n_steps=12, rank=16)
     done = subprocess.run(

@@ -14,9 +14,10 @@ from typing import Any
 
 from toffee_dist.batch.blocks import BlockMatrix, MatrixTask, cut_matrix, matrix_folder
 from toffee_dist.batch.listeners import telling
-from toffee_dist.batch.plan import Plan, Shape, slices_in_blocks
+from toffee_dist.batch.plan import Plan, Shape
 from toffee_dist.batch.sharded import solve_sharded
 from toffee_dist.batch.solve import BasisTask, SolveTask, solve_batch, write_basis
+from toffee_dist.batch.stages import slices_in_blocks
 from toffee_dist.cluster.client import open_cluster
 from toffee_dist.cluster.mapping import runner
 from toffee_dist.cluster.traces import Traces, open_traces

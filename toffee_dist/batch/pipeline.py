@@ -24,7 +24,8 @@ from toffee_dist.batch.blocks import find_bounds
 from toffee_dist.batch.chain import NO_CHAIN, Chain
 from toffee_dist.batch.job import Job, Outcome, free_bytes, open_job
 from toffee_dist.batch.past import Past
-from toffee_dist.batch.plan import Shape, batch_freqs, iter_parts, make_plan, part_rows, wanted_parts
+from toffee_dist.batch.plan import Shape
+from toffee_dist.batch.stages import batch_freqs, iter_parts, make_plan, part_rows, wanted_parts
 from toffee_dist.batch.write_outputs import CheckTask, PartTask, freqs_of
 from toffee_dist.cluster.client import check_mode, count_cores
 from toffee_dist.cluster.versions import versions

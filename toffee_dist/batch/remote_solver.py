@@ -8,8 +8,9 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from toffee_dist.batch.plan import Shape, batch_freqs
+from toffee_dist.batch.plan import Shape
 from toffee_dist.batch.solve import SolveTask, solve_batch
+from toffee_dist.batch.stages import batch_freqs
 from toffee_dist.cluster.mapping import runner
 from toffee_dist.cluster.workers import ask_workers
 from toffee_dist.kernels.embedding import TimeWeights

@@ -93,8 +93,9 @@ def plan_command(
       toffee plan --nodes 1e9 --events 1e10 --workers 64 --rank 64
     """
     # Saves start-up time.
-    from toffee_dist.batch.plan import Shape, make_plan
+    from toffee_dist.batch.plan import Shape
     from toffee_dist.batch.show_plan import describe_plan, plan_json
+    from toffee_dist.batch.stages import make_plan
     from toffee_dist.cluster.client import count_cores, open_cluster
     from toffee_dist.cluster.mapping import runner
     from toffee_dist.ingest.prepare import estimate

@@ -8,7 +8,8 @@ from toffee_dist.batch import solve
 from toffee_dist.batch.chain import Chain
 from toffee_dist.batch.job import Job
 from toffee_dist.batch.past import NO_PAST, Past
-from toffee_dist.batch.plan import Shape, Stage, compare_stage, wanted_parts
+from toffee_dist.batch.plan import Shape, Stage
+from toffee_dist.batch.stages import compare_stage, wanted_parts
 from toffee_dist.batch.write_outputs import OutputFolder
 from toffee_dist.errors import UnfinishedError
 from toffee_dist.kernels.embedding import TimeWeights
