@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import scipy.sparse as sp
 from hypothesis import given
@@ -145,6 +146,29 @@ def test_the_same_bytes_in_every_mode(edges: Path, tmp_path: Path) -> None:
         config = job(edges, tmp_path / f"{mode}-{workers}", rank=6, mode=mode, workers=workers)
         found.append(digests(start_run(config, limits=MANY).run.path))
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.job
+@pytest.mark.parametrize("undirected", [False, True])
+def test_the_plan_knows_passes_and_bytes(tmp_path: Path, undirected: bool) -> None:
+    # Communities of all sizes: without any structure there is no gap, and passes go on.
+    rng = np.random.default_rng(0)
+    source = (4000 * rng.random(40_000) ** 2).astype(np.int64)
+    inside = rng.random(40_000) < 0.9
+    target = np.where(
+        inside, source // 100 * 100 + rng.integers(100, size=40_000), rng.integers(4000, size=40_000)
+    )
+    path = tmp_path / "edges.parquet"
+    time = rng.integers(12 * 86_400, size=40_000)
+    pl.DataFrame({"source": source, "target": target, "time": time}).write_parquet(path)
+    config = job(
+        path, tmp_path / "out", rank=16, undirected=undirected, outputs=("embedding",), time_unit="s"
+    )
+    done = start_run(config, limits=Limits(block_work=20_000))
+    [stage] = [stage for stage in done.plan.stages if stage.name == "solve zero"]
+    assert stage.tasks > 3
+    assert 1 / 1.6 < done.passes["passes"] / stage.passes < 1.6
+    assert 1 / 1.6 < done.passes["moved"] / stage.moved < 1.6
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, passes: int, blocks: int) -> None:

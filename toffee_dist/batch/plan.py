@@ -18,6 +18,9 @@ from toffee_dist.units import MIB, show_bytes
 # memory that the ingest has freed: 80 to 150 measured in ten runs of tests/batch/test_memory.py's many nodes,
 # by chance (everything else is given back after every task).
 BASE_BYTES = 384 * MIB
+# Seconds of a job however small its graph is: the command, its workers and its page. 1,000 nodes take 3.8 with
+# threads and 6.1 with two processes (benchmarks/large.py --only sizes --sizes 0.001).
+SECONDS_START = 5.0
 # Below this many seconds of solving, processes start more slowly than they save.
 PROCESSES_PAY = 10.0
 
@@ -124,7 +127,7 @@ class Plan:
     @property
     def seconds(self) -> float:
         """On one core."""
-        return sum(stage.seconds for stage in self.stages)
+        return SECONDS_START + sum(stage.seconds for stage in self.stages)
 
     @property
     def disk(self) -> int:
@@ -138,7 +141,7 @@ class Plan:
 
     def seconds_with(self, workers: int, bandwidth: float) -> float:
         """Return the seconds with so many workers of one thread, and so many bytes per second for each."""
-        return sum(stage.seconds_with(workers, bandwidth) for stage in self.stages)
+        return SECONDS_START + sum(stage.seconds_with(workers, bandwidth) for stage in self.stages)
 
     def fitting_threads(self, memory: int, threads: int) -> int:
         """Return how many of these threads fit into the memory of one process."""
