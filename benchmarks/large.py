@@ -190,7 +190,7 @@ def measure_bandwidth() -> dict[str, float]:
     return {"copy_one_core_gb_s": one / 1e9, "copy_two_cores_gb_s": two / 1e9}
 
 
-def grow(work: Path, sizes: list[float], rank: int, memory: str) -> dict[str, Any]:
+def grow(work: Path, sizes: list[float], rank: int, memory: str, undirected: bool) -> dict[str, Any]:
     """Run the same job on larger and larger graphs, on two workers; compare with the plan."""
     found: dict[str, Any] = {}
     rows = []
@@ -200,7 +200,8 @@ def grow(work: Path, sizes: list[float], rank: int, memory: str) -> dict[str, An
     for millions in sizes:
         nodes, events = int(millions * 1e6), int(millions * 1e7)
         edges = write_stream(work / f"edges-{millions:g}", nodes=nodes, events=events, days=90)
-        options = ("--mode", "processes", "--workers", "2", "--memory", memory)
+        options = ["--mode", "processes", "--workers", "2", "--memory", memory]
+        options += ["--undirected"] * undirected
         command = [sys.executable, "-m", "toffee_dist.cli", "plan", str(edges), "--rank", str(rank)]
         plan = json.loads(watch([*command, "--json", "--bandwidth", speed, *options])[0])
         before = cpu_seconds()
@@ -209,6 +210,8 @@ def grow(work: Path, sizes: list[float], rank: int, memory: str) -> dict[str, An
         subprocess.run(["rm", "-rf", str(work / f"out-{millions:g}"), str(edges)], check=True)
         planned, allowed = plan["seconds_with_workers"], plan["worker_bytes"]["1"]
         moved = sum(stage["moved"] for stage in plan["stages"])
+        # A graph of one block has no passes.
+        passes = done["passes"] or {"moved": 0}
         found[f"{millions:g}"] = {
             "seconds": round(seconds, 1),
             "planned_seconds": round(planned, 1),
@@ -216,7 +219,7 @@ def grow(work: Path, sizes: list[float], rank: int, memory: str) -> dict[str, An
             "planned_mib": round(allowed / 2**20),
             "cpu_seconds": round(cpu, 1),
             "cpu_microseconds_per_event": round(cpu / events * 1e6, 2),
-            "moved_gib": round(done["passes"]["moved"] / 2**30, 1),
+            "moved_gib": round(passes["moved"] / 2**30, 1),
             "planned_gib": round(moved / 2**30, 1),
         }
         figures = dict(found[f"{millions:g}"])
@@ -227,7 +230,8 @@ def grow(work: Path, sizes: list[float], rank: int, memory: str) -> dict[str, An
         }
         rows.append([f"{nodes:,}", *(f"{value:,}" for value in figures.values())])
         names = ["nodes", "seconds", "plan", "peak MiB", "plan", "CPU s", "CPU µs/event", "GiB moved", "plan"]
-        print_table(f"two workers of {memory}, rank {rank}, directed", names, rows)
+        kind = "undirected" if undirected else "directed"
+        print_table(f"two workers of {memory}, rank {rank}, {kind}", names, rows)
     return {"sizes": found}
 
 
@@ -239,6 +243,7 @@ def main() -> None:
     parser.add_argument("--gap-nodes", type=int, default=300_000)
     parser.add_argument("--sizes", default="0.3,1,3,10", help="millions of nodes, with ten events each")
     parser.add_argument("--memory", default="3GiB", help="of each worker, for the sizes")
+    parser.add_argument("--undirected", action="store_true", help="graphs of the sizes")
     parser.add_argument("--rank", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=2)
     options = parser.parse_args()
@@ -260,7 +265,7 @@ def main() -> None:
             found |= measure_bandwidth()
         if "sizes" in parts:
             sizes = [float(size) for size in options.sizes.split(",")]
-            found |= grow(work, sizes, options.rank, options.memory)
+            found |= grow(work, sizes, options.rank, options.memory, options.undirected)
     print_json(found)
 
 

@@ -177,6 +177,20 @@ def test_syncing_benchmark() -> None:
     assert {"cost", "plain_seconds", "synced_seconds"} <= result.keys()
 
 
+@pytest.mark.slow
+@pytest.mark.job
+def test_large_graphs_benchmark() -> None:
+    sizes = last_line(run("benchmarks/large.py", "--only=sizes", "--sizes=0.001,0.002", "--undirected"))[
+        "sizes"
+    ]
+    assert list(sizes) == ["0.001", "0.002"]
+    for found in sizes.values():
+        assert 0 < found["peak_mib"] <= found["planned_mib"]
+        assert found["seconds"] > 0
+    gap = last_line(run("benchmarks/large.py", "--only=gap", "--gap-nodes=2000", "--rank=16"))
+    assert 0 <= gap["energy_gap"] < 1e-4
+
+
 def test_makefile_reads_the_worker_environment() -> None:
     settings = (ROOT / "deploy" / "worker.env").read_text().split()
     assert {"OPENBLAS_NUM_THREADS=1", "OMP_NUM_THREADS=1"} <= set(settings)
