@@ -18,8 +18,8 @@ from toffee_dist.units import MIB, show_bytes
 # memory that the ingest has freed: 80 to 150 measured in ten runs of tests/batch/test_memory.py's many nodes,
 # by chance (everything else is given back after every task).
 BASE_BYTES = 384 * MIB
-# Seconds of a job however small its graph is: the command, its workers and its page. 1,000 nodes take 3.8 with
-# threads and 6.1 with two processes (benchmarks/large.py --only sizes --sizes 0.001).
+# Seconds of a job however small its graph is: the command, its workers and its page. 1,000 nodes take 3.8
+# with threads and 6.1 with two processes (benchmarks/large.py --only sizes --sizes 0.001).
 SECONDS_START = 5.0
 # Below this many seconds of solving, processes start more slowly than they save.
 PROCESSES_PAY = 10.0
