@@ -12,6 +12,8 @@ from threadpoolctl import threadpool_limits
 
 T = TypeVar("T")
 
+THREAD_LIMITS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
 
 def one_thread() -> None:
     """Limit BLAS to one thread for the rest of the process, and of the processes that it starts.
@@ -19,7 +21,7 @@ def one_thread() -> None:
     By the environment too: a library that is loaded later (SciPy and scikit-learn have their own) reads that.
     Beside other work, threads that wait for each other by spinning made an evaluation 20 times as long.
     """
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    for name in THREAD_LIMITS:
         os.environ[name] = "1"
     threadpool_limits(1)
 
