@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from toffee_dist.batch.blocks import ROW_PAIRS, count_blocks, work_of_a_block
 from toffee_dist.kernels.solvers.closed_form import DENSE_EIGEN_SHARE, DENSE_SIZE
-from toffee_dist.kernels.solvers.compressed import BASIS_SHARE, BLOCK_LEAST, BLOCK_SHARE
+from toffee_dist.kernels.solvers.compressed import BASIS_SHARE, block_columns
 from toffee_dist.kernels.solvers.krylov import EIGEN_LEAST, EIGEN_SHARE
 from toffee_dist.limits import Limits
 from toffee_dist.storage.tensors import Sizes
@@ -66,7 +66,7 @@ def solve_in_blocks(sizes: Sizes, directed: bool, rank: int, item: int, limits: 
     n, pairs = sizes.n_nodes, sizes.n_pairs
     blocks = count_blocks(n, pairs, limits)
     if directed:
-        width = max(BLOCK_LEAST, -(-rank // BLOCK_SHARE))
+        width = block_columns(rank)
         side = BASIS_SHARE * rank
         steps = math.ceil(side / width)
         passes = 6 * steps + 3 * ALS_STEPS + 8

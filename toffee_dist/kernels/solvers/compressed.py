@@ -14,10 +14,11 @@ from toffee_dist.kernels.solvers.base import Built, Operator, Slice, Small, Solu
 from toffee_dist.kernels.solvers.krylov import TwoSided
 from toffee_dist.settings import SolverSettings
 
-# Columns of a Krylov block, as a share of the rank. mathoverflow (k = 1, 52, 150, rank 64), CPU seconds of a
-# slice with the 2 full steps that it then takes to the objective of 60 plain iterations: blocks of 32 columns
-# .63, of 16 .69 (and .02 % lower). In blocks of nodes wide ones mean fewer passes.
-BLOCK_SHARE, BLOCK_LEAST = 2, 8
+# Columns of a Krylov block: half of the rank, within these. mathoverflow at rank 64 (k = 1, 52, 150), CPU
+# seconds of a slice with the 2 full steps that it then takes to the objective of 60 plain iterations: blocks
+# of 32 columns .63, of 16 .69 (and .02 % lower). A year of it at rank 128, to the end: blocks of 32 columns
+# 2.1 with 5 full steps, of 64 2.2 with 6; a million nodes in blocks of nodes: 30.5 and 33.0 seconds.
+BLOCK_LEAST, BLOCK_MOST = 8, 32
 # Columns of U and of V, and of the core, as multiples of the rank. Measured on mathoverflow (k = 1, 52, 150,
 # rank 64) for shares from 1 to 2.5: less needs more full steps, more costs more than it saves.
 BASIS_SHARE, CORE_SHARE = 2, 2
@@ -39,10 +40,15 @@ def solve_compressed(X: Slice, options: SolverSettings) -> Solution:
     return minimise(X, start.tall, options, G=start.own)
 
 
+def block_columns(rank: int) -> int:
+    """Return the columns of a Krylov block."""
+    return max(BLOCK_LEAST, min(-(-rank // 2), BLOCK_MOST))
+
+
 def _lifted_start(X: Slice, options: SolverSettings) -> Built:
     """Solve the core and lift it; the basis is gone when the full steps begin."""
     rank = options.rank
-    space = TwoSided(X, max(BLOCK_LEAST, -(-rank // BLOCK_SHARE)))
+    space = TwoSided(X, block_columns(rank))
     while space.U.columns < BASIS_SHARE * rank and not space.closed:
         space.step()
     core, K = find_core(space, CORE_SHARE * rank)
@@ -67,12 +73,12 @@ def find_core(space: TwoSided, size: int) -> tuple[Small, Small]:
     X, U, V = space.X, space.U, space.V
     # As many columns of V as X was multiplied with.
     m, v = U.columns, space.B.shape[1]
-    VU, VXU = (np.empty((V.columns, m), space.B.dtype) for _ in range(2))
+    VU, VXU = (np.empty((rows, m), space.B.dtype) for rows in (V.columns, v))
     for part, Z, S in U.blocks(m):
-        VXU[:, part] = V.project(X.build(Term(Z, by="X"), against=V.talls, keep=False).grams) @ S
+        VXU[:, part] = V.project(X.build(Term(Z, by="X"), against=V.talls_of(v), keep=False).grams) @ S
         VU[:, part] = V.project(X.build(Term(Z), against=V.talls, keep=False).grams) @ S
     W = VU[:v]
-    C = np.block([[space.L.conj().T @ VU[: len(space.L)], space.B], [VXU[:v], W @ space.B]])
+    C = np.block([[space.L.conj().T @ VU[: len(space.L)], space.B], [VXU, W @ space.B]])
     # [U V]ᴴ[U V] = [I Wᴴ; W I], W = P diag(σ) Qᴴ, has the eigenvectors [Q; ±P]/√2 and values 1 ± σ; where one
     # side has more columns, [Q; 0] or [0; P] and value 1.
     P, sigma, Qh = np.linalg.svd(W)

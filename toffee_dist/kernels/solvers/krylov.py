@@ -64,9 +64,13 @@ class Basis:
             if b <= columns:
                 yield slice(a, b), Z, W
 
+    def talls_of(self, columns: int) -> list[Handle]:
+        """Return the tall arrays of the first columns."""
+        return self.talls[: self.ends.index(columns)]
+
     def project(self, grams: list[Small]) -> Small:
-        """Return QᴴY from ZᴴY of every block."""
-        return np.vstack([W.conj().T @ g for W, g in zip(self._smalls, grams, strict=True)])
+        """Return QᴴY from ZᴴY of every block, or of the first ones."""
+        return np.vstack([W.conj().T @ g for W, g in zip(self._smalls, grams, strict=False)])
 
     def extend(self, Y: Built) -> tuple[Small, Small]:
         """Add what Y has beside the basis; return c, S with Y = Q·c + Q_new·S.
