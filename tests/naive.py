@@ -291,3 +291,27 @@ def drift(before: dict[Any, Any], now: dict[Any, Any]) -> dict[str, Any]:
     known = [name for name in cosines if min(before[name]["degree"], now[name]["degree"]) >= busy]
     movers = sorted(known, key=lambda name: cosines[name])
     return {"states": states, "cosines": cosines, "ratios": ratios, "movers": movers}
+
+
+def centres(rows: Array, labels: Array, count: int) -> Array:
+    """Return the mean of the rows of each label; zeros of a label without rows."""
+    found = np.zeros((count, rows.shape[1]))
+    for label in range(count):
+        members = [row for row, own in zip(rows, labels, strict=True) if own == label]
+        if members:
+            found[label] = sum(members) / len(members)
+    return found
+
+
+def silhouette(distances: Array, labels: Array) -> float:
+    """Return the mean of (b − a) / max(a, b); 0 of a row that is alone in its label."""
+    scores = []
+    for i, own in enumerate(labels):
+        inside = [distances[i, j] for j, label in enumerate(labels) if label == own and j != i]
+        outside = [
+            np.mean([distances[i, j] for j, label in enumerate(labels) if label == other])
+            for other in set(labels.tolist()) - {own}
+        ]
+        a, b = np.mean(inside) if inside else 0.0, min(outside)
+        scores.append((b - a) / max(a, b) if inside and max(a, b) > 0 else 0.0)
+    return float(np.mean(scores))
