@@ -107,7 +107,7 @@ def compare(work: Path, edges: Path, rank: int, repeats: int) -> dict[str, float
     script = work / "rival.py"
     script.write_text(RIVAL)
     command = [str(rival / "bin" / "python"), str(script), str(edges), str(work / "rival.npy"), str(rank)]
-    names = ("directed", "undirected", "pycleora", "pycleora, not whitened")
+    names = ("directed", "undirected", "pycleora", "pycleora_not_whitened")
     seconds: dict[str, list[float]] = {name: [] for name in names}
     peaks: dict[str, int] = {}
     for repeat in range(repeats):
@@ -126,7 +126,7 @@ def compare(work: Path, edges: Path, rank: int, repeats: int) -> dict[str, float
     return {
         "ratio_directed": best["directed"] / best["pycleora"],
         "ratio_undirected": best["undirected"] / best["pycleora"],
-        **{f"seconds_{name.replace(', ', '_').replace(' ', '_')}": value for name, value in best.items()},
+        **{f"seconds_{name}": value for name, value in best.items()},
     }
 
 

@@ -71,7 +71,7 @@ def k_means(rows: Floats, count: int, seed: int) -> NDArray[np.int64]:
 
 def centres_of(rows: Floats, labels: Ints, count: int) -> Floats:
     """Return the mean of the rows of each label; of a label without rows, zeros."""
-    # A product with zeros and ones: 8 times as fast as adding row by row.
+    # A product with zeros and ones: 7 times as fast as adding row by row.
     members = (labels == np.arange(count)[:, None]).astype(np.float64)
     return np.asarray(members @ rows / np.maximum(members.sum(axis=1), 1)[:, None])
 

@@ -74,8 +74,9 @@ def find_core(space: TwoSided, size: int) -> tuple[Small, Small]:
     # As many columns of V as X was multiplied with.
     m, v = U.columns, space.B.shape[1]
     VU, VXU = (np.empty((rows, m), space.B.dtype) for rows in (V.columns, v))
+    known = [Z for _, Z, _ in V.blocks(v)]
     for part, Z, S in U.blocks(m):
-        VXU[:, part] = V.project(X.build(Term(Z, by="X"), against=V.talls_of(v), keep=False).grams) @ S
+        VXU[:, part] = V.project(X.build(Term(Z, by="X"), against=known, keep=False).grams, v) @ S
         VU[:, part] = V.project(X.build(Term(Z), against=V.talls, keep=False).grams) @ S
     W = VU[:v]
     C = np.block([[space.L.conj().T @ VU[: len(space.L)], space.B], [VXU, W @ space.B]])

@@ -64,13 +64,10 @@ class Basis:
             if b <= columns:
                 yield slice(a, b), Z, W
 
-    def talls_of(self, columns: int) -> list[Handle]:
-        """Return the tall arrays of the first columns."""
-        return self.talls[: self.ends.index(columns)]
-
-    def project(self, grams: list[Small]) -> Small:
-        """Return QᴴY from ZᴴY of every block, or of the first ones."""
-        return np.vstack([W.conj().T @ g for W, g in zip(self._smalls, grams, strict=False)])
+    def project(self, grams: list[Small], columns: int | None = None) -> Small:
+        """Return QᴴY from ZᴴY of every block, or of those of the first columns."""
+        smalls = [W for _, _, W in self.blocks(self.columns if columns is None else columns)]
+        return np.vstack([W.conj().T @ g for W, g in zip(smalls, grams, strict=True)])
 
     def extend(self, Y: Built) -> tuple[Small, Small]:
         """Add what Y has beside the basis; return c, S with Y = Q·c + Q_new·S.
